@@ -1,7 +1,7 @@
 """Every way the driver can fail: one class a kind, one exit code a class.
 
-A script that calls ``python -m bundle`` can tell a missing compiler from a failed check by the exit code alone; a person
-reads the message (what was wanted, what came) and the hint (the next step).
+A script that calls ``python -m bundle`` can tell a missing compiler from a failed check by the exit code alone; a
+person reads the message (what was wanted, what came) and the hint (the next step).
 """
 
 from __future__ import annotations

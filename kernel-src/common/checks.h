@@ -1,0 +1,77 @@
+// What host.cpp files need from torch tensors: named errors, dtype mapping, shape and pointer access.
+//
+// The public Python functions raise ValueError / TypeError first; these checks repeat what memory safety
+// needs, and reach Python as RuntimeError with the same wording. Messages carry no C++ expression and no
+// source path.
+#pragma once
+
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+
+#include <cstdint>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+#include "types.h"
+
+namespace padfree {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+template <typename... Parts>
+[[noreturn]] inline void fail(const Parts&... parts) {
+  std::ostringstream text;
+  (text << ... << parts);
+  throw std::runtime_error(text.str());
+}
+
+template <typename... Parts>
+inline void check(bool condition, const Parts&... parts) {
+  if (!condition) fail(parts...);
+}
+
+inline DType dtype_of(const char* op, const char* argument, const Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case ScalarType::Float:
+      return DType::kFloat32;
+    case ScalarType::BFloat16:
+      return DType::kBFloat16;
+    case ScalarType::Half:
+      return DType::kFloat16;
+    default:
+      fail(op, ": ", argument, " must be float32, bfloat16 or float16, got scalar type ",
+           static_cast<int>(tensor.scalar_type()));
+  }
+}
+
+inline void check_cpu(const char* op, const char* argument, const Tensor& tensor) {
+  check(tensor.is_cpu(), op, ": ", argument, " must be on the cpu, got device type ",
+        static_cast<int>(tensor.device().type()));
+}
+
+inline void check_dim(const char* op, const char* argument, const Tensor& tensor, int64_t dim) {
+  check(tensor.dim() == dim, op, ": ", argument, " must have ", dim, " dimensions, got ", tensor.dim());
+}
+
+inline void check_size(const char* op, const char* argument, const Tensor& tensor, int64_t dim,
+                       int64_t size) {
+  check(tensor.size(dim) == size, op, ": ", argument, " must have size ", size, " in dimension ", dim,
+        ", got ", tensor.size(dim));
+}
+
+inline void check_same_dtype(const char* op, const char* argument, const Tensor& tensor, const Tensor& like) {
+  check(tensor.scalar_type() == like.scalar_type(), op, ": ", argument,
+        " must have the dtype of the first input");
+}
+
+// int32, one dimension, contiguous, on the cpu: what every boundary argument (cu_seqlens, seq_idx rows) is
+// read as.
+inline const int32_t* int32_data(const char* op, const char* argument, const Tensor& tensor) {
+  check(tensor.scalar_type() == ScalarType::Int, op, ": ", argument, " must be int32");
+  check(tensor.is_contiguous(), op, ": ", argument, " must be contiguous");
+  return static_cast<const int32_t*>(tensor.data_ptr());
+}
+
+}  // namespace padfree

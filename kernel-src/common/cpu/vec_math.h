@@ -1,0 +1,42 @@
+// Elementary functions on Vec, written once for every ISA. Include a vec_<isa>.h first.
+#pragma once
+
+namespace padfree {
+namespace {
+
+constexpr float kLog2E = 1.44269504088896340736f;
+
+// 2^x, relative error below 2e-7 (minimax of degree 5 on [-1/2, 1/2] with 2^0 exact, evaluated in float32).
+// x < -126 gives exactly 0 (-inf included), x >= 128 gives +inf, NaN stays NaN.
+inline Vec exp2(Vec x) {
+  const Mask vanishes = less(x, splat(-126.0f));
+  const Vec clamped = min(splat(128.0f), max(splat(-126.0f), x));
+  const Vec n = round_nearest(clamped);
+  const Vec f = clamped - n;
+  Vec p = splat(0.001326472614891827f);
+  p = fma(p, f, splat(0.009671512991189957f));
+  p = fma(p, f, splat(0.05550733581185341f));
+  p = fma(p, f, splat(0.24022242426872253f));
+  p = fma(p, f, splat(0.6931470036506653f));
+  p = fma(p, f, splat(1.0f));
+  return select(vanishes, zero(), scale_exponent(p, n));
+}
+
+// e^x. The product with log2(e) is rounded, so the relative error grows as |x| * 2^-24: below 1e-6 for |x|
+// < 16.
+inline Vec exp(Vec x) {
+  return exp2(x * splat(kLog2E));
+}
+
+// 1 / (1 + e^-x); 0 at -inf, 1 at +inf.
+inline Vec sigmoid(Vec x) {
+  return splat(1.0f) / (splat(1.0f) + exp2(x * splat(-kLog2E)));
+}
+
+// x * sigmoid(x)
+inline Vec silu(Vec x) {
+  return x / (splat(1.0f) + exp2(x * splat(-kLog2E)));
+}
+
+}  // namespace
+}  // namespace padfree
