@@ -1,7 +1,7 @@
-"""The vector layer, compiled on its own for each instruction set: conversions exhaustively, elementary functions by accuracy.
+"""The vector layer on its own, for each instruction set: conversions exhaustively, functions by their accuracy.
 
-The bundle's tests reach this code only through whole kernels, where a wrong rounding of one subnormal half would drown in
-the tolerance.
+The bundle's tests reach this code only through whole kernels, where a wrong rounding of one subnormal half would drown
+in the tolerance.
 """
 
 from __future__ import annotations
