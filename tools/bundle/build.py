@@ -1,0 +1,127 @@
+"""``bundle build``: compile the selected variants into ``build/<variant>/``.
+
+The result replaces the previous one in one step and only when everything succeeded, so a failed or killed build leaves
+what was there. Two builds of one variant at a time wait for each other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import kernels_data
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from bundle import buildfile, matrix, options, process, provenance, stage
+from bundle.builders import cmake
+from bundle.buildfile import BuildFile
+from bundle.errors import BuildError
+from bundle.provenance import Provenance
+from bundle.variant import Variant
+
+NEEDED_BYTES = 300 << 20
+"""Free space a build starts with: objects, ccache entries and two copies of the variant."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command line of the verb."""
+    options.add_common(parser)
+    options.add_out(parser)
+    parser.add_argument("--uid", help="name the build yourself, so that two copies can be loaded side by side")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Build every selected variant."""
+    build = buildfile.read(args.root)
+    out, scratch = options.places(args)
+    for name in matrix.select(build, args.only):
+        build_variant(build, name, out=out, scratch=scratch, uid=args.uid)
+    return 0
+
+
+def build_variant(build: BuildFile, name: Variant, *, out: Path, scratch: Path, uid: str | None = None) -> Path:
+    """Compile one variant; the path of its directory, ``out/<variant>``."""
+    work = scratch / str(name)
+    started = time.monotonic()
+    with _disk_full_is_named(f"{name}", work), process.exclusive(scratch / f"{name}.lock", f"another build of {name}"):
+        work.mkdir(parents=True, exist_ok=True)
+        out.mkdir(parents=True, exist_ok=True)
+        for directory in (work, out):
+            _check_space(directory)
+        origin = provenance.of(build, uid)
+        identity = f"_{build.python_name}_{name.backend}_{origin.uid}"
+        job = cmake.Job(build, name, identity, work)
+        with _progress(str(name)) as on_step:
+            library = cmake.build(job, on_step)
+        result = _assemble(job, library, origin, out)
+    process.say(f"{name}: built in {time.monotonic() - started:.1f} s as {identity}", style="green")
+    return result
+
+
+def _assemble(job: cmake.Job, library: Path, origin: Provenance, out: Path) -> Path:
+    """Put the variant together beside its place, then swap it in."""
+    partial = out / f".{job.variant}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    shutil.copytree(job.source / job.build.package, partial, ignore=shutil.ignore_patterns("__pycache__"))
+    shipped = partial / job.library_name
+    shutil.copy2(library, shipped)
+    process.run(["strip", "-g", str(shipped)], what="strip", log=job.log)
+    digest = kernels_data.Digest.hash_variant(kernels_data.DigestAlgorithm.SHA256, partial)
+    table = metadata(job.build, job.variant, job.id, origin, digest)
+    text = json.dumps(table, indent=2, sort_keys=True) + "\n"
+    kernels_data.Metadata.from_bytes(text.encode())  # refuses what the loader would refuse
+    (partial / "metadata.json").write_text(text, encoding="utf-8")
+    target = out / str(job.variant)
+    stage.replace_tree(partial, target)
+    return target
+
+
+def metadata(
+    build: BuildFile, name: Variant, identity: str, origin: Provenance, digest: kernels_data.Digest
+) -> dict[str, Any]:
+    """What metadata.json of a variant says."""
+    return {
+        "name": build.name,
+        "id": identity,
+        "version": build.version,
+        "license": build.license,
+        "python-depends": list(build.python_depends),
+        "backend": {"type": name.backend},
+        "digest": {"algorithm": str(digest.algorithm), "files": dict(sorted(digest.files.items()))},
+        "provenance": origin.table(),
+    }
+
+
+def _check_space(directory: Path) -> None:
+    free = shutil.disk_usage(directory).free
+    if free < NEEDED_BYTES:
+        raise BuildError(
+            f"{directory}: {free >> 20} MiB free on its disk, {NEEDED_BYTES >> 20} MiB wanted",
+            hint="Free some space, or build elsewhere with --scratch DIR and --out DIR.",
+        )
+
+
+@contextmanager
+def _disk_full_is_named(what: str, directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise process.no_space(what, directory) from None
+        raise
+
+
+@contextmanager
+def _progress(name: str) -> Iterator[cmake.OnStep]:
+    """A progress bar of ninja's steps, gone when done."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=process.console, transient=True) as bar:
+        task = bar.add_task(f"compiling {name}", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -1,0 +1,292 @@
+"""Builds a variant with CMake and ninja, with the settings of the official build (kernel-builder).
+
+The scratch directory of a variant holds ``src/`` (the staged tree), ``project/`` (the generated CMake project),
+``cmake/`` (ninja's state and the object files, kept so that the next build is incremental) and ``build.log``. What is
+generated:
+
+    src/torch-ext/registration.h       macros that let a macro name the extension and the op namespace
+    src/torch-ext/<package>/_ops.py    the op namespace for Python
+    project/CMakeLists.txt, exports.map, torch_stub.cpp
+
+Why not link libtorch: with its symbols in view the linker binds C++ library functions to it and hides a libstdc++ that
+is too new. An empty stub with libtorch_cpu's name gives the same dependency, for any machine, and hides nothing; that
+each symbol exists is for the ABI and load checks to say.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from bundle import compiler, process, stage
+from bundle.buildfile import BuildFile, Section
+from bundle.errors import ConfigError, ToolchainError
+from bundle.variant import Variant
+
+QUIRKS = Path(__file__).parent / "quirks"
+EXTENSION_MACRO = "TORCH_EXTENSION_NAME"
+CXX_FLAGS = ("-fvisibility=hidden", "-fno-gnu-unique")
+PY_LIMITED_API = "0x03090000"
+_NINJA_STEP = re.compile(r"\[(\d+)/(\d+)\]")
+
+OnStep = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One variant to compile. ``id`` is the module's name and the op namespace."""
+
+    build: BuildFile
+    variant: Variant
+    id: str
+    scratch: Path
+
+    @property
+    def source(self) -> Path:
+        """The staged tree."""
+        return self.scratch / "src"
+
+    @property
+    def project(self) -> Path:
+        """The generated CMake project."""
+        return self.scratch / "project"
+
+    @property
+    def binary(self) -> Path:
+        """CMake's build directory."""
+        return self.scratch / "cmake"
+
+    @property
+    def log(self) -> Path:
+        """What cmake, the compiler and the linker said."""
+        return self.scratch / "build.log"
+
+    @property
+    def library_name(self) -> str:
+        """The file name of the extension."""
+        return f"{self.id}.abi3.so"
+
+
+def build(job: Job, on_step: OnStep | None = None) -> Path:
+    """Compile and link; the path of the unstripped library."""
+    if job.variant.backend != "cpu":
+        raise ToolchainError(f"{job.variant}: only cpu variants are compiled here", hint="Use --builder nix.")
+    write_generated(job)
+    cmake, ninja = compiler.tool("cmake"), compiler.tool("ninja")
+    found = compiler.find(job.variant.system or compiler.host_system())
+    process.say(f"{job.variant}: {found}")
+    job.log.write_text("", encoding="utf-8")
+    configure = [
+        cmake, "-G", "Ninja", "-S", str(job.project), "-B", str(job.binary),
+        f"-DCMAKE_MAKE_PROGRAM={ninja}", "-DCMAKE_BUILD_TYPE=Release",
+    ]  # fmt: skip
+    env = {**os.environ, "CXX": " ".join(found.command), "CCACHE_BASEDIR": str(job.scratch)}
+    _forget_other_compiler(job, env["CXX"])
+    if not (job.binary / "build.ninja").is_file():  # from then on ninja itself runs cmake when CMakeLists.txt changes
+        process.run(configure, what="cmake", log=job.log, env=env)
+    process.run(
+        [cmake, "--build", str(job.binary), "--", *_jobs()],
+        what="the compiler",
+        log=job.log,
+        env=env,
+        on_line=_step_reader(on_step),
+    )
+    return job.binary / job.library_name
+
+
+def write_generated(job: Job) -> None:
+    """The staged tree, kernel-builder's generated files and the CMake project, each rewritten only when it differs."""
+    stage.write(job.build, job.source)
+    stage.write_if_changed(job.source / "torch-ext" / "registration.h", REGISTRATION_H.encode())
+    ops = job.source / job.build.package / "_ops.py"
+    stage.write_if_changed(ops, OPS_PY.format(id=job.id).encode())
+    stage.write_if_changed(job.project / "exports.map", f"{{ global: PyInit_{job.id}; local: *; }};\n".encode())
+    stage.write_if_changed(job.project / "torch_stub.cpp", b"// libtorch_cpu by name only; see builders/cmake.py\n")
+    stage.write_if_changed(job.project / "CMakeLists.txt", "".join(_cmake_lists(job)).encode())
+
+
+def object_file(job: Job, source: Path | str) -> Path:
+    """Where ninja puts the object of a listed source."""
+    absolute = (job.source / source).resolve()
+    return job.binary / "CMakeFiles" / f"{TARGET}.dir{absolute}.o"
+
+
+TARGET = "extension"
+
+
+def _cmake_lists(job: Job) -> Iterator[str]:
+    torch = compiler.torch()
+    abi = job.build.stable_abi.get(job.variant.backend)
+    if abi is None or not job.variant.stable_abi or abi != job.variant.torch:
+        raise ConfigError(f"{job.variant}: build.toml asks for stable ABI {abi} on {job.variant.backend}")
+    if torch.version < abi:
+        raise ToolchainError(f"{job.variant}: torch {abi[0]}.{abi[1]} or newer headers wanted, got {torch.version}")
+    sections = job.build.sections(job.variant.backend)
+    sources = [_quote(job.source / path) for section in sections for path in section.sources]
+    includes = [_quote(path) for path in (*torch.includes, compiler.python_include())]
+    definitions = [
+        f"{job.variant.backend.upper()}_KERNEL",
+        f"Py_LIMITED_API={PY_LIMITED_API}",
+        f"TORCH_TARGET_VERSION={target_version(*abi)}",
+    ]
+    everywhere = _names_extension(job)
+    if everywhere:
+        definitions.append(f"{EXTENSION_MACRO}={job.id}")
+    yield CMAKE_LISTS.format(
+        name=job.build.python_name,
+        target=TARGET,
+        id=job.id,
+        quirks=QUIRKS,
+        quirks_header=QUIRKS / "glibc_2_28.h",
+        sources="\n  ".join(sources),
+        includes=" ".join(includes),
+        definitions=" ".join(definitions),
+        flags=" ".join(CXX_FLAGS),
+        project=job.project,
+        launcher=_launcher(),
+    )
+    for section in sections:
+        yield _section(job, section, define=section.backend is None and not everywhere)
+
+
+def _section(job: Job, section: Section, *, define: bool) -> str:
+    """The flags and include directories that belong to one section's files alone."""
+    lines = []
+    files = " ".join(_quote(job.source / path) for path in section.sources)
+    if section.include:
+        directories = ";".join(str(job.source / path) for path in section.include)
+        lines.append(f'set_property(SOURCE {files} APPEND PROPERTY INCLUDE_DIRECTORIES "{directories}")')
+    if section.cxx_flags:
+        lines.append(f'set_property(SOURCE {files} APPEND PROPERTY COMPILE_OPTIONS "{";".join(section.cxx_flags)}")')
+    if define:
+        lines.append(f"set_property(SOURCE {files} APPEND PROPERTY COMPILE_DEFINITIONS {EXTENSION_MACRO}={job.id})")
+    return f"\n# [{section.name}]\n" + "\n".join(lines) + "\n" if files and lines else ""
+
+
+def _names_extension(job: Job) -> bool:
+    """Whether a kernel file names the extension macro. Usually only the binding does, and then a new id (each edit of a
+    dirty tree makes one) recompiles the binding alone."""
+    macro = EXTENSION_MACRO.encode()
+    return any(
+        macro in (job.source / path).read_bytes()
+        for section in job.build.sections(job.variant.backend)
+        if section.backend is not None
+        for path in section.src
+    )
+
+
+def target_version(major: int, minor: int) -> str:
+    """The TORCH_TARGET_VERSION of a torch version, as the torch headers pack it."""
+    return f"0x{(major << 56) | (minor << 48):016x}"
+
+
+def _forget_other_compiler(job: Job, cxx: str) -> None:
+    """CMake keeps its first compiler for ever; another one, or another project directory, starts afresh."""
+    stamp = job.binary / "bundle-stamp.json"
+    now = json.dumps({"cxx": cxx, "project": str(job.project)})
+    if job.binary.exists() and (not stamp.is_file() or stamp.read_text(encoding="utf-8") != now):
+        shutil.rmtree(job.binary)
+    job.binary.mkdir(parents=True, exist_ok=True)
+    stage.write_if_changed(stamp, now.encode())
+
+
+def _launcher() -> str:
+    ccache = shutil.which("ccache")
+    return f'set(CMAKE_CXX_COMPILER_LAUNCHER "{ccache}")' if ccache else ""
+
+
+def _jobs() -> list[str]:
+    jobs = os.environ.get("MAX_JOBS")
+    return [f"-j{jobs}"] if jobs else []
+
+
+def _step_reader(on_step: OnStep | None) -> Callable[[str], None] | None:
+    if on_step is None:
+        return None
+
+    def read(line: str) -> None:
+        if match := _NINJA_STEP.match(line):
+            on_step(int(match[1]), int(match[2]))
+
+    return read
+
+
+def _quote(path: Path) -> str:
+    text = str(path)
+    if set(text) & set('";$\\\n'):
+        raise ConfigError(f'a path without any of " ; $ \\ is wanted for building, got {text}')
+    return f'"{text}"'
+
+
+CMAKE_LISTS = """\
+# Generated by padfree-flash2's driver (tools/bundle/builders/cmake.py) for one variant.
+cmake_minimum_required(VERSION 3.26)
+{launcher}
+project({name} LANGUAGES CXX)
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_SKIP_RPATH ON)
+
+add_library(torch_stub SHARED torch_stub.cpp)
+set_target_properties(torch_stub PROPERTIES OUTPUT_NAME torch_cpu)
+
+add_library({target} MODULE
+  "{quirks}/quirks.cpp"
+  {sources}
+)
+set_target_properties({target} PROPERTIES
+  OUTPUT_NAME {id} PREFIX "" SUFFIX ".abi3.so" LIBRARY_OUTPUT_DIRECTORY "${{CMAKE_BINARY_DIR}}"
+  LINK_DEPENDS "{project}/exports.map")
+target_include_directories({target} BEFORE PRIVATE "{quirks}")
+target_include_directories({target} SYSTEM PRIVATE {includes})
+target_compile_definitions({target} PRIVATE {definitions})
+target_compile_options({target} PRIVATE {flags} "SHELL:-include {quirks_header}")
+target_link_libraries({target} PRIVATE torch_stub)
+target_link_options({target} PRIVATE
+  "LINKER:--version-script={project}/exports.map" "LINKER:--no-as-needed" "LINKER:-z,noexecstack")
+"""
+
+REGISTRATION_H = """\
+// Generated. The torch macros paste their namespace argument as it is written; these let a macro be that argument.
+#pragma once
+
+#include <Python.h>
+
+#define PADFREE_PASTE_(a, b) a##b
+#define PADFREE_PASTE(a, b) PADFREE_PASTE_(a, b)
+#define PADFREE_STRING_(a) #a
+#define PADFREE_STRING(a) PADFREE_STRING_(a)
+
+#define TORCH_LIBRARY_EXPAND(NAME, MODULE) TORCH_LIBRARY(NAME, MODULE)
+#define TORCH_LIBRARY_IMPL_EXPAND(NAME, DEVICE, MODULE) TORCH_LIBRARY_IMPL(NAME, DEVICE, MODULE)
+#define STABLE_TORCH_LIBRARY_EXPAND(NAME, MODULE) STABLE_TORCH_LIBRARY(NAME, MODULE)
+#define STABLE_TORCH_LIBRARY_IMPL_EXPAND(NAME, DEVICE, MODULE) STABLE_TORCH_LIBRARY_IMPL(NAME, DEVICE, MODULE)
+
+// Makes the library importable; importing it runs the registrations above.
+#define REGISTER_EXTENSION(NAME)                                                                  \\
+  PyMODINIT_FUNC PADFREE_PASTE(PyInit_, NAME)() {                                                 \\
+    static PyModuleDef module = {PyModuleDef_HEAD_INIT, PADFREE_STRING(NAME), nullptr, 0, nullptr}; \\
+    return PyModule_Create(&module);                                                              \\
+  }
+"""
+
+OPS_PY = '''\
+"""Generated. The operators of this build, under a namespace no other build has."""
+
+import torch
+
+from . import {id}
+
+ops = torch.ops.{id}
+
+
+def add_op_namespace_prefix(op_name: str) -> str:
+    """The full name of one of this build's operators."""
+    return f"{id}::{{op_name}}"
+'''

@@ -1,0 +1,79 @@
+"""The build matrix as data (matrix.toml), and which of its cells can be built: the plan.
+
+A cell is left out for one of two reasons: the project has nothing to compile for it (build.toml lists no such backend,
+or another stable ABI), which is true everywhere, or this machine cannot compile it, which another runner can.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from bundle import compiler, variant
+from bundle.buildfile import BuildFile
+from bundle.errors import ConfigError, EmptySelectionError
+from bundle.variant import Variant
+
+MATRIX_FILE = Path(__file__).with_name("matrix.toml")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One line of the matrix. ``left_out`` is the reason it is not built, None when it is."""
+
+    variant: Variant
+    runner: str
+    left_out: str | None = None
+
+
+def read(path: Path = MATRIX_FILE) -> tuple[tuple[Variant, str], ...]:
+    """Variant and runner of every cell; ConfigError when matrix.toml is wrong."""
+    try:
+        cells = tomllib.loads(path.read_text(encoding="utf-8"))["cell"]
+        rows = tuple((variant.parse(cell["variant"]), str(cell["runner"])) for cell in cells)
+    except (tomllib.TOMLDecodeError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path.name}: [[cell]] tables with variant and runner wanted, got {error}") from None
+    doubled = {str(name) for name, _ in rows if [other for other, _ in rows].count(name) > 1}
+    if doubled:
+        raise ConfigError(f"{path.name}: {', '.join(sorted(doubled))} is listed twice")
+    return rows
+
+
+def plan(
+    build: BuildFile, only: Iterable[str] = (), *, here: bool = True, path: Path = MATRIX_FILE
+) -> tuple[Cell, ...]:
+    """Every cell that matches ``only`` (all, when empty), each with the reason it is left out or None.
+
+    ``here=False`` asks what the project builds on whatever machine; ``here=True`` what this one can build.
+    """
+    patterns = tuple(only)
+    rows = [row for row in read(path) if not patterns or any(fnmatchcase(str(row[0]), glob) for glob in patterns)]
+    if not rows:
+        raise EmptySelectionError(
+            f"no variant matches --only {' '.join(patterns)}",
+            hint="`python -m bundle plan` lists the variants there are.",
+        )
+    return tuple(Cell(name, runner, _reason(build, name, here)) for name, runner in rows)
+
+
+def select(build: BuildFile, only: Iterable[str] = (), *, path: Path = MATRIX_FILE) -> tuple[Variant, ...]:
+    """The variants that ``only`` selects and this machine can build; EmptySelectionError when there is none."""
+    cells = plan(build, only, path=path)
+    chosen = tuple(cell.variant for cell in cells if cell.left_out is None)
+    if not chosen:
+        reasons = "\n".join(f"  {cell.variant}: {cell.left_out}" for cell in cells)
+        raise EmptySelectionError(f"every selected variant is left out:\n{reasons}")
+    return chosen
+
+
+def _reason(build: BuildFile, name: Variant, here: bool) -> str | None:
+    if name.backend not in build.backends or not any(section.backend == name.backend for section in build.kernels):
+        return f"no {name.backend} sources yet (build.toml: backends = {list(build.backends)})"
+    abi = build.stable_abi.get(name.backend)
+    if name.stable_abi and abi != name.torch:
+        wanted = ".".join(map(str, abi)) if abi else "none"
+        return f"build.toml asks for stable ABI {wanted} on {name.backend}"
+    return compiler.reason_against(name.system) if here and name.system else None
