@@ -1,0 +1,170 @@
+"""The vector layer on its own, for each instruction set: conversions exhaustively, functions by their accuracy.
+
+The bundle's tests reach this code only through whole kernels, where a wrong rounding of one subnormal half would drown
+in the tolerance.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[3]
+
+_SOURCE = """
+#include "common/cpu/vec_{isa}.h"
+#include "common/cpu/vec_math.h"
+using namespace padfree;
+#define EACH(NAME, IN, OUT, EXPR) \\
+  extern "C" void NAME(const IN* in, OUT* out, long n) {{ \\
+    long i = 0; \\
+    for (; i + Vec::kLanes <= n; i += Vec::kLanes) {{ Vec x = load(in + i); store(out + i, EXPR); }} \\
+    if (i < n) {{ Vec x = load_partial(in + i, int(n - i)); store_partial(out + i, EXPR, int(n - i)); }} \\
+  }}
+EACH(widen_float16, Float16, float, x)
+EACH(widen_bfloat16, BFloat16, float, x)
+EACH(narrow_float16, float, Float16, x)
+EACH(narrow_bfloat16, float, BFloat16, x)
+EACH(vec_exp2, float, float, exp2(x))
+EACH(vec_exp, float, float, exp(x))
+EACH(vec_sigmoid, float, float, sigmoid(x))
+EACH(vec_silu, float, float, silu(x))
+extern "C" float lane_sum(const float* in) {{ return sum(load(in)); }}
+extern "C" float lane_max(const float* in) {{ return max_lane(load(in)); }}
+extern "C" float scalar_round_trip_float16(float x) {{ return to_float(from_float<Float16>(x)); }}
+extern "C" float scalar_round_trip_bfloat16(float x) {{ return to_float(from_float<BFloat16>(x)); }}
+extern "C" void transpose(float* block) {{
+  Vec rows[Vec::kLanes];
+  for (int i = 0; i < Vec::kLanes; ++i) rows[i] = load(block + i * Vec::kLanes);
+  transpose_lanes(rows);
+  for (int i = 0; i < Vec::kLanes; ++i) store(block + i * Vec::kLanes, rows[i]);
+}}
+extern "C" int lanes() {{ return Vec::kLanes; }}
+"""
+
+_FLAGS = {"generic": [], "avx2": ["-mavx2", "-mfma", "-mf16c"]}
+
+
+def _cpu_has(isa: str) -> bool:
+    return isa == "generic" or "avx2" in Path("/proc/cpuinfo").read_text()
+
+
+@pytest.fixture(scope="module", params=list(_FLAGS))
+def layer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    isa = request.param
+    if not _cpu_has(isa):
+        pytest.skip(f"this machine has no {isa}")
+    folder = tmp_path_factory.mktemp(isa)
+    source = folder / "layer.cpp"
+    source.write_text(_SOURCE.format(isa=isa))
+    library = folder / "layer.so"
+    command = ["g++", "-std=c++20", "-O3", "-shared", "-fPIC", *_FLAGS[isa], f"-I{ROOT / 'kernel-src'}"]
+    subprocess.run([*command, str(source), "-o", str(library)], check=True)
+    loaded = ctypes.CDLL(str(library))
+    for name in ("lane_sum", "lane_max", "scalar_round_trip_float16", "scalar_round_trip_bfloat16"):
+        getattr(loaded, name).restype = ctypes.c_float
+    return loaded
+
+
+def _apply(layer: ctypes.CDLL, name: str, values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    out = torch.empty(values.shape, dtype=dtype)
+    getattr(layer, name)(
+        ctypes.c_void_p(values.data_ptr()), ctypes.c_void_p(out.data_ptr()), ctypes.c_long(values.numel())
+    )
+    return out
+
+
+def _every_float16_neighbourhood() -> torch.Tensor:
+    """Each finite half, the midpoint to the next one, and the float32 values around that midpoint; and specials."""
+    halves = torch.arange(0, 0x7C00, dtype=torch.int32).to(torch.int16).view(torch.float16).float()
+    middle = (halves[:-1] + halves[1:]) / 2
+    bits = middle.view(torch.int32)
+    values = torch.cat([halves, middle, (bits - 1).view(torch.float32), (bits + 1).view(torch.float32)])
+    special = torch.tensor([65519.9, 65520.0, 1e38, math.inf, math.nan, 0.0, 1e-45, 1e-8])
+    values = torch.cat([values, special])
+    return torch.cat([values, -values])
+
+
+def _same(got: torch.Tensor, wanted: torch.Tensor) -> bool:
+    """Equal bits, signs of zeros included; any NaN equals any NaN."""
+    nan = wanted.isnan()
+    if not torch.equal(got.isnan(), nan):
+        return False
+    width = torch.int32 if got.dtype == torch.float32 else torch.int16
+    return torch.equal(got[~nan].view(width), wanted[~nan].view(width))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_widening_is_exact_for_every_bit_pattern(layer: ctypes.CDLL, dtype: torch.dtype) -> None:
+    every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
+    name = str(dtype).removeprefix("torch.")
+    assert _same(_apply(layer, f"widen_{name}", every, torch.float32), every.float())
+
+
+def test_narrowing_to_float16_rounds_to_nearest_even(layer: ctypes.CDLL) -> None:
+    values = _every_float16_neighbourhood()
+    assert _same(_apply(layer, "narrow_float16", values, torch.float16), values.half())
+
+
+def test_narrowing_to_bfloat16_rounds_to_nearest_even(layer: ctypes.CDLL) -> None:
+    generator = torch.Generator().manual_seed(1)
+    low = torch.tensor([0x0000, 0x7FFF, 0x8000, 0x8001, 0xFFFF], dtype=torch.int32)
+    high = torch.arange(-(2**15), 2**15, dtype=torch.int32) << 16
+    values = (high[:, None] | low).flatten().view(torch.float32)
+    noise = torch.randint(-(2**31), 2**31 - 1, (2**18,), generator=generator).to(torch.int32).view(torch.float32)
+    values = torch.cat([values, noise])
+    assert _same(_apply(layer, "narrow_bfloat16", values, torch.bfloat16), values.bfloat16())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_scalar_conversion_agrees_with_the_lanes(layer: ctypes.CDLL, dtype: torch.dtype) -> None:
+    convert = getattr(layer, "scalar_round_trip_" + str(dtype).removeprefix("torch."))
+    for value in (0.1, -3.14159, 1e-7, 65504.0, 7e4, math.inf, -0.0):
+        wanted = torch.tensor(value).to(dtype).float().item()
+        assert convert(ctypes.c_float(value)) == wanted
+    assert math.isnan(convert(ctypes.c_float(math.nan)))
+
+
+def _worst_relative(got: torch.Tensor, wanted: torch.Tensor) -> float:
+    return ((got.double() - wanted) / wanted).abs().max().item()
+
+
+def test_exp2_is_accurate_over_its_whole_range(layer: ctypes.CDLL) -> None:
+    x = torch.linspace(-126, 127.99, 1_000_003)
+    assert _worst_relative(_apply(layer, "vec_exp2", x, torch.float32), torch.exp2(x.double())) < 3e-7
+    edges = torch.tensor([-math.inf, -200.0, -126.5, 128.0, 1e30, math.inf, math.nan, 0.0, 1.0, -1.0, 127.0])
+    got = _apply(layer, "vec_exp2", edges, torch.float32)
+    wanted = torch.tensor([0.0, 0.0, 0.0, math.inf, math.inf, math.inf, math.nan, 1.0, 2.0, 0.5, 2.0**127])
+    assert _same(got, wanted)
+
+
+def test_exp_sigmoid_and_silu_are_accurate(layer: ctypes.CDLL) -> None:
+    x = torch.linspace(-16, 16, 400_001)
+    x = x[x != 0]
+    exact = x.double()
+    assert _worst_relative(_apply(layer, "vec_exp", x, torch.float32), exact.exp()) < 2e-6
+    assert _worst_relative(_apply(layer, "vec_sigmoid", x, torch.float32), exact.sigmoid()) < 2e-6
+    assert _worst_relative(_apply(layer, "vec_silu", x, torch.float32), exact * exact.sigmoid()) < 2e-6
+
+
+def test_sigmoid_and_silu_at_the_edges(layer: ctypes.CDLL) -> None:
+    edges = torch.tensor([-math.inf, math.inf, math.nan, 0.0, -1000.0, 1000.0])
+    assert _same(_apply(layer, "vec_sigmoid", edges, torch.float32), torch.tensor([0, 1, math.nan, 0.5, 0, 1]))
+    finite = edges[3:]
+    assert torch.equal(_apply(layer, "vec_silu", finite, torch.float32), torch.tensor([0.0, -0.0, 1000.0]))
+
+
+def test_reductions_and_transpose(layer: ctypes.CDLL) -> None:
+    lanes = layer.lanes()
+    values = torch.arange(1, lanes + 1, dtype=torch.float32).roll(3)
+    assert layer.lane_sum(ctypes.c_void_p(values.data_ptr())) == lanes * (lanes + 1) / 2
+    assert layer.lane_max(ctypes.c_void_p(values.data_ptr())) == lanes
+    block = torch.arange(lanes * lanes, dtype=torch.float32).reshape(lanes, lanes)
+    wanted = block.T.contiguous()
+    layer.transpose(ctypes.c_void_p(block.data_ptr()))
+    assert torch.equal(block, wanted)
