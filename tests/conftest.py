@@ -1,0 +1,82 @@
+"""Loads the built bundle once, the way a user does, and hands it to every test.
+
+The tests import torch and the loaded kernel, never the sources or the driver. Which build is tested is decided outside:
+``LOCAL_KERNELS=padfree/padfree-flash2=<build folder>``; which CPU path by ``PADFREE_ISA``, one pytest process each.
+"""
+
+import os
+
+import kernels
+import pytest
+import torch
+
+REPO_ID = "padfree/padfree-flash2"
+
+# The backend a variant was built for is the device its tests run on; an emulated one is a further name here.
+DEVICES = [os.environ.get("PADFREE_TEST_DEVICE", "cuda" if torch.cuda.is_available() else "cpu")]
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "kernels_ci: run by the official build as well; every test here is")
+    if f"{REPO_ID}=" not in os.environ.get("LOCAL_KERNELS", ""):
+        pytest.exit(
+            f"LOCAL_KERNELS does not say which build of {REPO_ID} to test. Run `make test`, or build it with "
+            f"`python -m bundle build --only '*cpu*'` and set LOCAL_KERNELS={REPO_ID}=build",
+            returncode=pytest.ExitCode.USAGE_ERROR,
+        )
+    _set_up_hypothesis()
+
+
+def _set_up_hypothesis():
+    try:
+        from hypothesis import HealthCheck, settings
+    except ModuleNotFoundError:  # the official build's environment has none: its property tests skip themselves
+        return
+    settings.register_profile(
+        "padfree",
+        max_examples=int(os.environ.get("PADFREE_EXAMPLES", "25")),
+        derandomize=True,
+        database=None,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+    )
+    settings.load_profile("padfree")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Marks every test ``kernels_ci`` before ``-m kernels_ci`` selects: a file cannot forget it."""
+    for item in items:
+        item.add_marker(pytest.mark.kernels_ci)
+
+
+def pytest_report_header():
+    return f"bundle: {os.environ['LOCAL_KERNELS']}, PADFREE_ISA={os.environ.get('PADFREE_ISA', '(best)')}, {DEVICES}"
+
+
+@pytest.fixture(scope="session")
+def padfree():
+    """The bundle's module, as ``kernels.get_kernel`` returns it."""
+    backend = "cpu" if DEVICES[0] == "cpu" else None
+    return kernels.get_kernel(REPO_ID, version=1, backend=backend)
+
+
+@pytest.fixture(scope="session")
+def ops(padfree):
+    """The bundle's raw ops, ``torch.ops.<id>``."""
+    return getattr(torch.ops, padfree.__name__)
+
+
+@pytest.fixture(scope="session", params=DEVICES)
+def device(request):
+    """The device the variant under test computes on."""
+    return torch.device(request.param)
+
+
+@pytest.fixture(params=[1, 2], ids=["1thread", "2threads"])
+def threads(request):
+    """Runs the test with one and with two threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
