@@ -145,3 +145,8 @@ def torch() -> Torch:
             f"torch {major}.{minor} has no stable ABI headers in {include}", hint="pip install -U torch"
         )
     return Torch((int(major), int(minor)), include)
+
+
+def target_version(major: int, minor: int) -> str:
+    """The TORCH_TARGET_VERSION of a torch version, as the torch headers pack it."""
+    return f"0x{(major << 56) | (minor << 48):016x}"

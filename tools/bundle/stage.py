@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -15,6 +16,7 @@ from pathlib import Path, PurePosixPath
 from bundle import buildfile
 from bundle.buildfile import BuildFile
 
+NATIVE_TREES = ("kernel-src", "torch-ext")
 PYTHON_TREES = ("torch-ext", "tests")
 
 
@@ -35,6 +37,20 @@ def _python_files(build: BuildFile) -> Iterator[PurePosixPath]:
         for path in (build.root / tree).rglob("*"):
             if path.suffix in suffixes and path.is_file() and "__pycache__" not in path.parts:
                 yield PurePosixPath(path.relative_to(build.root).as_posix())
+
+
+def unlisted_header(build: BuildFile, output: str) -> PurePosixPath | None:
+    """The file of the checkout that a compiler missed because build.toml does not list it; None for other errors."""
+    match = re.search(r"fatal error: '?([^\s':]+)'?(?:: No such file| file not found)", output)
+    if match is None:
+        return None
+    wanted = PurePosixPath(match[1])
+    for tree in NATIVE_TREES:
+        for path in sorted((build.root / tree).rglob(wanted.name)):
+            name = PurePosixPath(path.relative_to(build.root).as_posix())
+            if name.parts[-len(wanted.parts) :] == wanted.parts and name not in set(build.listed()):
+                return name
+    return None
 
 
 def content_hash(build: BuildFile) -> str:

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from bundle import compiler, process, stage
 from bundle.buildfile import BuildFile, Section
-from bundle.errors import ConfigError, ToolchainError
+from bundle.errors import BuildError, ConfigError, ToolchainError
 from bundle.variant import Variant
 
 QUIRKS = Path(__file__).parent / "quirks"
@@ -89,14 +89,22 @@ def build(job: Job, on_step: OnStep | None = None) -> Path:
     _forget_other_compiler(job, env["CXX"])
     if not (job.binary / "build.ninja").is_file():  # from then on ninja itself runs cmake when CMakeLists.txt changes
         process.run(configure, what="cmake", log=job.log, env=env)
-    process.run(
-        [cmake, "--build", str(job.binary), "--", *_jobs()],
-        what="the compiler",
-        log=job.log,
-        env=env,
-        on_line=_step_reader(on_step),
-    )
-    return job.binary / job.library_name
+    _compile(job, [cmake, "--build", str(job.binary), "--", *_jobs()], env, on_step)
+    library = job.binary / job.library_name
+    for old in job.binary.glob("*.abi3.so"):
+        if old != library:  # of an earlier id: its object files are gone, so nothing can be checked about it
+            old.unlink()
+    return library
+
+
+def _compile(job: Job, command: list[str], env: dict[str, str], on_step: OnStep | None) -> None:
+    try:
+        process.run(command, what="the compiler", log=job.log, env=env, on_line=_step_reader(on_step))
+    except BuildError as error:
+        header = stage.unlisted_header(job.build, job.log.read_text(encoding="utf-8"))
+        if header is not None:
+            error.hint = f"build.toml does not list {header}: add it to the src of the section that includes it."
+        raise
 
 
 def write_generated(job: Job) -> None:
@@ -132,7 +140,7 @@ def _cmake_lists(job: Job) -> Iterator[str]:
     definitions = [
         f"{job.variant.backend.upper()}_KERNEL",
         f"Py_LIMITED_API={PY_LIMITED_API}",
-        f"TORCH_TARGET_VERSION={target_version(*abi)}",
+        f"TORCH_TARGET_VERSION={compiler.target_version(*abi)}",
     ]
     everywhere = _names_extension(job)
     if everywhere:
@@ -178,11 +186,6 @@ def _names_extension(job: Job) -> bool:
         if section.backend is not None
         for path in section.src
     )
-
-
-def target_version(major: int, minor: int) -> str:
-    """The TORCH_TARGET_VERSION of a torch version, as the torch headers pack it."""
-    return f"0x{(major << 56) | (minor << 48):016x}"
 
 
 def _forget_other_compiler(job: Job, cxx: str) -> None:

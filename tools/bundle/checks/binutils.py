@@ -1,0 +1,89 @@
+"""What nm, objdump and readelf say about a library or an object file."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from bundle.errors import CheckError, ToolchainError
+
+_NM = re.compile(r"(?:[0-9a-f]+)?\s+(?P<kind>[A-Za-z?-]) (?P<name>[^@\s]+)(?:@@?(?P<version>\S+))?")
+_FUNCTION = re.compile(r"[0-9a-f]+ <(?P<name>.+)>:")
+_INSTRUCTION = re.compile(r"\s*[0-9a-f]+:\t(?P<text>.+)")
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """One line of nm: ``kind`` is its letter, ``version`` what follows the @ in a dynamic symbol."""
+
+    name: str
+    kind: str
+    version: str | None
+
+    @property
+    def undefined(self) -> bool:
+        """Somebody else has to provide it (lower case w, v: or nobody)."""
+        return self.kind in "Uwv"
+
+    @property
+    def weak_definition(self) -> bool:
+        """The linker may keep this copy or another file's (W and V: weak, u: unique)."""
+        return self.kind in "WVu"
+
+
+def _lines(tool: str, *words: str | Path) -> Iterator[str]:
+    if shutil.which(tool) is None:
+        raise ToolchainError(f"{tool} not found", hint="apt-get install binutils (it comes with every C++ compiler).")
+    result = subprocess.run([tool, *map(str, words)], capture_output=True, text=True, errors="replace", check=False)
+    if result.returncode != 0:
+        raise CheckError(f"{tool} cannot read {words[-1]}: {result.stderr.strip()}")
+    yield from result.stdout.splitlines()
+
+
+def symbols(path: Path) -> tuple[Symbol, ...]:
+    """The symbol table (what the linker saw); empty when the file is stripped."""
+    return tuple(_parse(_lines("nm", path)))
+
+
+def dynamic_symbols(path: Path) -> tuple[Symbol, ...]:
+    """The dynamic symbol table (what the loader sees)."""
+    return tuple(_parse(_lines("nm", "-D", path)))
+
+
+def _parse(lines: Iterator[str]) -> Iterator[Symbol]:
+    for line in lines:
+        if match := _NM.fullmatch(line.rstrip()):
+            yield Symbol(match["name"], match["kind"], match["version"])
+
+
+def demangle(names: tuple[str, ...]) -> dict[str, str]:
+    """Mangled to readable C++ names."""
+    if not names:
+        return {}
+    text = subprocess.run(["c++filt"], input="\n".join(names), capture_output=True, text=True, check=True).stdout
+    return dict(zip(names, text.splitlines(), strict=True))
+
+
+def dynamic_entries(path: Path, tag: str) -> tuple[str, ...]:
+    """The values of a dynamic section tag: NEEDED, RPATH, RUNPATH."""
+    pattern = re.compile(rf"\({tag}\).*\[(.*)\]")
+    return tuple(match[1] for line in _lines("readelf", "-dW", path) if (match := pattern.search(line)))
+
+
+def machine(path: Path) -> str:
+    """The machine an ELF file is for, in readelf's words."""
+    return next(line.split(":", 1)[1].strip() for line in _lines("readelf", "-hW", path) if "Machine:" in line)
+
+
+def instructions(path: Path) -> Iterator[tuple[str, str]]:
+    """(mangled name of the function, instruction text) of every instruction."""
+    function = ""
+    for line in _lines("objdump", "-dw", "--no-show-raw-insn", path):
+        if match := _INSTRUCTION.match(line):
+            yield function, match["text"]
+        elif match := _FUNCTION.match(line):
+            function = match["name"]

@@ -1,0 +1,122 @@
+"""The ISA rule (docs/architecture.md): wide instructions stay in the files, and the functions, that ask the CPU first.
+
+A weak symbol in a file built with AVX flags is the danger: the linker keeps one copy of an inline function, and when it
+is the AVX copy, generic code dies with SIGILL on an older CPU. Looked at from three sides: which files get the flags,
+what the object files define, and where the linked library holds wide instructions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from bundle.buildfile import Section
+from bundle.checks import Skipped, Subject, binutils
+
+ISAS = ("avx2", "avx512")
+_ISA_FILE = re.compile(rf"kernel_({'|'.join(ISAS)})(?:_\w+)?\.cpp")
+_ISA_FLAG = re.compile(r"-m(?:avx|fma|f16c|bmi|sse[34]|ssse3|arch=|tune=|popcnt|lzcnt|movbe|amx).*")
+
+_BASELINE_V = re.compile(r"ver[rw]|vm(?:call|clear|launch|resume|ptr\w+|read|write|xoff|xon|func|mcall|run|load|save)")
+_WIDE = re.compile(
+    r"v\w+|k(?:mov|and|andn|or|xnor|xor|not|test|ortest|shiftl|shiftr|unpck\w\w|add)[bwdq]"
+    r"|andn|bextr|blsi|blsmsk|blsr|bzhi|mulx|pdep|pext|rorx|sarx|shlx|shrx"
+)
+_WIDE_REGISTER = re.compile(r"%[yz]mm\d")
+
+# The exception tables refer to it through a weak pointer that the compiler puts into each object; it holds no code.
+_HARMLESS_WEAK = frozenset({"DW.ref.__gxx_personality_v0"})
+
+
+def isa_of(name: str) -> str | None:
+    """The instruction set that a file's name claims, as in kernel_avx2.cpp; None for a baseline file."""
+    match = _ISA_FILE.fullmatch(Path(name).name)
+    return match[1] if match else None
+
+
+def files(target: Subject) -> Iterator[str]:
+    """Only kernel_<isa>.cpp files are compiled with instruction-set flags."""
+    build = target.checkout()
+    for section in build.sections(target.variant.backend):
+        yield from _section_files(section)
+
+
+def _section_files(section: Section) -> Iterator[str]:
+    flags = [flag for flag in section.cxx_flags if _ISA_FLAG.fullmatch(flag)]
+    for source in section.sources:
+        isa = isa_of(source.name)
+        if flags and isa is None:
+            yield f"{source} gets {' '.join(flags)} from [kernel.{section.name}] but is not named kernel_<isa>.cpp"
+        elif isa is not None and not flags:
+            yield f"{source} gets no instruction-set flag from [kernel.{section.name}]"
+
+
+def objects(target: Subject) -> Iterator[str]:
+    """kernel_<isa> objects define nothing weak and export only padfree::<op>::<isa>; other objects hold no AVX."""
+    _x86_only(target)
+    found = sorted(target.objects().rglob("*.cpp.o"))
+    for path in found:
+        source = path.name.removesuffix(".o")
+        isa = isa_of(source)
+        name = f"{path.parent.parent.parent.name}/{source}" if path.parent.name == "cpu" else source
+        yield from _isa_object(path, name, isa) if isa else _baseline_object(path, name)
+
+
+def _isa_object(path: Path, name: str, isa: str) -> Iterator[str]:
+    defined = [symbol for symbol in binutils.symbols(path) if not symbol.undefined]
+    readable = binutils.demangle(tuple(symbol.name for symbol in defined))
+    for symbol in defined:
+        if symbol.weak_definition and symbol.name not in _HARMLESS_WEAK:
+            yield f"{name} defines {readable[symbol.name]} weakly: baseline code may get this {isa} copy"
+        elif symbol.kind in "TDBR" and not in_isa_namespace(symbol.name, isa):
+            yield f"{name} exports {readable[symbol.name]}, which is not in padfree::<op>::{isa}"
+
+
+def _baseline_object(path: Path, name: str) -> Iterator[str]:
+    for function, text in _first_wide(path):
+        yield f"{name}: {binutils.demangle((function,))[function]} holds `{text}` but is built for every CPU"
+
+
+def library(target: Subject) -> Iterator[str]:
+    """In the linked library, AVX instructions occur only in functions of padfree::<op>::<isa>."""
+    _x86_only(target)
+    for function, text in _first_wide(target.library):
+        if not any(in_isa_namespace(function, isa) for isa in ISAS):
+            yield f"{binutils.demangle((function,))[function]} holds `{text}` outside padfree::<op>::<isa>"
+
+
+def _x86_only(target: Subject) -> None:
+    if target.variant.platform != "x86_64":
+        raise Skipped(f"{target.variant.platform} has one instruction set here")
+
+
+def _first_wide(path: Path) -> Iterator[tuple[str, str]]:
+    """(function, instruction) of the first wide instruction of each function that has one."""
+    seen: set[str] = set()
+    for function, text in binutils.instructions(path):
+        if function not in seen and is_wide(text):
+            seen.add(function)
+            yield function, text.replace("\t", " ").strip()
+
+
+def is_wide(instruction: str) -> bool:
+    """Whether an AT&T-syntax instruction needs more than the x86-64 baseline: VEX or EVEX coded."""
+    words = instruction.split()
+    mnemonic = next((word for word in words if word not in _PREFIXES), "")
+    if _WIDE_REGISTER.search(instruction):
+        return True
+    return bool(_WIDE.fullmatch(mnemonic)) and not _BASELINE_V.fullmatch(mnemonic)
+
+
+_PREFIXES = frozenset({"lock", "rep", "repz", "repnz", "data16", "cs", "ds", "es", "fs", "gs", "ss", "bnd", "notrack"})
+
+
+def in_isa_namespace(mangled: str, isa: str) -> bool:
+    """Whether a mangled name lies in ``padfree::<op>::<isa>`` (its unnamed namespaces and local lambdas included)."""
+    match = re.match(r"_Z(?:GV|TV|TI|TS|GR)?Z*N[KVrRO]*7padfree(?=\d)", mangled)
+    if match is None:
+        return False
+    op = re.match(r"\d+", mangled[match.end() :])
+    rest = mangled[match.end() + len(op[0]) + int(op[0]) :] if op else ""
+    return rest.startswith(f"{len(isa)}{isa}")

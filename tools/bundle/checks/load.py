@@ -1,0 +1,91 @@
+"""Loads the variant with ``kernels.get_local_kernel`` in a process of its own and looks at what it registered."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from bundle import compiler
+from bundle.checks import Skipped, Subject
+from bundle.errors import CheckError
+
+_PROBE = """
+import json, pathlib, sys
+import torch
+from kernels import get_local_kernel
+
+directory, backend, namespace = sys.argv[1:]
+dispatch_key = {"cpu": "CPU", "cuda": "CUDA", "xpu": "XPU"}[backend]
+module = get_local_kernel(pathlib.Path(directory), backend=backend)
+names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith(namespace + "::")]
+has_kernel = torch._C._dispatch_has_computed_kernel_for_dispatch_key
+report = {
+    "file": module.__file__,
+    "all": sorted(module.__all__),
+    "absent": [name for name in module.__all__ if not hasattr(module, name)],
+    "ops": {name: has_kernel(name, dispatch_key) for name in sorted(names)},
+}
+print("\\n" + json.dumps(report))
+"""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What the loaded package said: its file, ``__all__``, names of it that are not there, each op: has it a kernel?"""
+
+    file: str
+    all: tuple[str, ...]
+    absent: tuple[str, ...]
+    ops: tuple[tuple[str, bool], ...]
+
+
+def load(target: Subject) -> Iterator[str]:
+    """The variant loads, every name of ``__all__`` exists, and each registered op has a kernel of the backend."""
+    try:
+        loaded = report(target)
+    except CheckError as error:
+        yield error.message
+        return
+    if Path(loaded.file).resolve().parent != target.directory.resolve():
+        yield f"the loader took {loaded.file} instead"
+    for name in loaded.absent:
+        yield f"__all__ names {name}, which the package has not"
+    if not loaded.ops:
+        yield f"no op is registered in torch.ops.{target.id}"
+    for name, has_kernel in loaded.ops:
+        if not has_kernel:
+            yield f"{name} has a schema but no {target.variant.backend} implementation"
+
+
+def report(target: Subject) -> Loaded:
+    """The loaded package's own words; Skipped on a machine it is not for, CheckError when it does not load."""
+    if target.variant.system not in (None, compiler.host_system()):
+        raise Skipped(f"runs on {target.variant.system}, this is {compiler.host_system()}")
+    return _probe(target.directory, target.variant.backend, target.id)
+
+
+@functools.lru_cache(maxsize=8)
+def _probe(directory: Path, backend: str, identity: str) -> Loaded:
+    """One process a variant, whoever asks."""
+    if backend != "cpu" and not _torch_has(backend):
+        raise Skipped(f"the installed torch is built without {backend}")
+    environment = {name: value for name, value in os.environ.items() if name != "LOCAL_KERNELS"}
+    environment |= {"HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-c", _PROBE, str(directory), backend, identity]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        last = (result.stderr.strip().splitlines() or [f"exit code {result.returncode}"])[-1]
+        raise CheckError(f"does not load: {last}")
+    data = json.loads(result.stdout.splitlines()[-1])
+    return Loaded(data["file"], tuple(data["all"]), tuple(data["absent"]), tuple(data["ops"].items()))
+
+
+def _torch_has(backend: str) -> bool:
+    code = f"import torch, sys; sys.exit(not getattr(torch, {backend!r}).is_available())"
+    return subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
