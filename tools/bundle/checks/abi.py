@@ -46,7 +46,8 @@ def python_abi(target: Subject) -> Iterator[str]:
     """Only symbols of Python's stable ABI, in its 3.9 form."""
     for found in _opened(target).check_python_abi(PYTHON_ABI):
         since = getattr(found, "version_added", None)
-        yield f"{found.name} is {f'in the stable ABI since {since}' if since else 'not in the stable ABI'}, not {PYTHON_ABI}'s"
+        what = f"came into Python's stable ABI with {since}" if since else "is not in Python's stable ABI"
+        yield f"{found.name} {what}; {PYTHON_ABI} is promised"
 
 
 def linking(target: Subject) -> Iterator[str]:

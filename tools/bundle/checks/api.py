@@ -19,6 +19,9 @@ DIRECTORY = Path(__file__).resolve().parents[1]
 def api(target: Subject) -> Iterator[str]:
     """``__all__`` of the loaded package is exactly the committed list of its version."""
     version = target.metadata.version
+    if version is None:
+        yield "metadata.json has no version"
+        return
     path = list_of(version)
     if not path.is_file():
         yield f"{path.name} is missing: write the names of __all__ of version {version} into it, one a line"
