@@ -19,6 +19,8 @@ VERBS = {
     "check": ("bundle.check", "prove that built variants keep the rules"),
     "publish": ("bundle.publish", "upload checked variants to a Hub"),
     "serve": ("bundle.hub.cli", "run the embedded Hub"),
+    "lint": ("bundle.lint", "ruff, clang-format and mypy over the sources"),
+    "test": ("bundle.testing", "lint, the driver's tests, the bundle's tests on each CPU path, the whole road"),
     "demo": ("bundle.demo", "the whole road: build, check, publish, load, train"),
 }
 """A verb's module is imported only when it is asked for: `plan` needs neither a web server nor torch."""

@@ -63,11 +63,19 @@ class BuildFile:
     stable_abi: dict[str, tuple[int, int]]
     binding: Section
     kernels: tuple[Section, ...]
+    repo_id: str | None = None
 
     @property
     def python_name(self) -> str:
         """The Python package: dashes become underscores."""
         return self.name.replace("-", "_")
+
+    @property
+    def repository(self) -> str:
+        """The Hub repository it is published to and loaded by; ConfigError when build.toml does not say."""
+        if self.repo_id is None:
+            raise ConfigError(f"{FILE_NAME}: [general.hub] repo-id is missing", hint='Add repo-id = "owner/name".')
+        return self.repo_id
 
     @property
     def package(self) -> PurePosixPath:
@@ -113,6 +121,7 @@ def _from_table(root: Path, data: dict[str, Any]) -> BuildFile:
         stable_abi={backend: _version(text) for backend, text in _stable_abi(torch, general["backends"])},
         binding=_section("torch", None, torch),
         kernels=tuple(_section(name, table["backend"], table) for name, table in data.get("kernel", {}).items()),
+        repo_id=general.get("hub", {}).get("repo-id"),
     )
 
 

@@ -80,3 +80,10 @@ class DemoError(BundleError):
 
     exit_code = 10
     kind = "demo"
+
+
+class SuiteError(BundleError):
+    """A linter found something, or a test failed."""
+
+    exit_code = 11
+    kind = "tests"

@@ -1,5 +1,5 @@
-/* Included before every source: binds the functions that glibc gave a new version after 2.28 to the version every
-   machine has. Only assembler directives: it declares and defines nothing. */
+/* Included before every source: binds the functions that glibc gave a new version after 2.28 to the version
+   every machine has. Only assembler directives: it declares and defines nothing. */
 #pragma once
 #if defined(__x86_64__) && defined(__gnu_linux__)
 #define PADFREE_OLD_GLIBC(name) __asm__(".symver " #name "," #name "@GLIBC_2.2.5")

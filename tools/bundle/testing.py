@@ -1,0 +1,93 @@
+"""``bundle test``: everything this machine can prove: lint, the driver, the bundle on each CPU path, the whole road.
+
+The bundle's tests run once per instruction-set path, each in a process of its own, since the path is chosen when the
+library is loaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from bundle import buildfile, lint, options, parts
+from bundle.errors import CheckError, UsageError
+from bundle.parts import Outcome, Part
+
+CPU_VARIANTS = "*cpu*"
+ISA_PATHS = ("generic", "avx2", "avx512")
+"""Every path a CPU variant may have, narrowest first; a machine has the ones up to its widest."""
+
+SUITES = ("lint", "driver", "bundle", "e2e")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command line of the verb."""
+    options.add_common(parser)
+    options.add_out(parser)
+    parser.add_argument("--suite", action="append", choices=SUITES, help="only this one; may be repeated")
+    parser.add_argument("pytest", nargs="*", metavar="-- PYTEST", help="words handed to every pytest, after --")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the suites and print what each part cost."""
+    wanted = args.suite or SUITES
+    outcomes: list[Outcome] = []
+    if "lint" in wanted:
+        outcomes += map(parts.run, lint.linters(args.root))
+    if "driver" in wanted:
+        outcomes.append(parts.run(_driver_tests("driver tests", args, "tests", "--ignore=tests/e2e")))
+    if "bundle" in wanted:
+        outcomes += bundle_suite(args)
+    if "e2e" in wanted:
+        outcomes.append(parts.run(_driver_tests("end to end", args, "tests/e2e")))
+    parts.conclude("test", outcomes)
+    return 0
+
+
+def bundle_suite(args: argparse.Namespace) -> Iterator[Outcome]:
+    """Build and check the CPU variant, then its tests on each path; stops where a step the next one needs fails."""
+    out, _ = options.places(args)
+    own = ("--root", str(args.root), "--out", str(out), "--only", CPU_VARIANTS)
+    for verb in ("build", "check"):
+        outcome = parts.run(Part(verb, (sys.executable, "-m", "bundle", verb, *own), args.root))
+        yield outcome
+        if outcome.code != 0:
+            return
+    local = local_kernels(buildfile.read(args.root).repository, out)
+    widest = widest_path(local)
+    for isa in ISA_PATHS:
+        name = f"bundle tests, {isa}"
+        if ISA_PATHS.index(isa) > ISA_PATHS.index(widest):
+            yield Outcome(name, skipped=f"the widest path of this build on this machine is {widest}")
+            continue
+        environment = {"LOCAL_KERNELS": local, "PADFREE_ISA": isa}
+        command = (sys.executable, "-m", "pytest", "tests", "-m", "kernels_ci", "-q", *args.pytest)
+        yield parts.run(Part(name, command, args.root, environment))
+
+
+def _driver_tests(name: str, args: argparse.Namespace, *words: str) -> Part:
+    return Part(name, (sys.executable, "-m", "pytest", "-q", *words, *args.pytest), args.root / "tools")
+
+
+def local_kernels(repository: str, out: Path) -> str:
+    """LOCAL_KERNELS that makes ``kernels`` load ``repository`` from ``out``. It parts its entries at colons."""
+    if ":" in str(out):
+        raise UsageError(f"--out must be a path without a colon (LOCAL_KERNELS cannot hold one), got {out}")
+    return f"{repository}={out}"
+
+
+def widest_path(local: str) -> str:
+    """The instruction-set path that the build takes on this machine when nothing forces one."""
+    repository = local.partition("=")[0]
+    code = f"import kernels; print(kernels.get_kernel({repository!r}, version=1, backend='cpu').isa())"
+    environment = {**os.environ, "LOCAL_KERNELS": local}
+    environment.pop("PADFREE_ISA", None)
+    asked = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    path = asked.stdout.strip()
+    if path not in ISA_PATHS:
+        raise CheckError(f"the build did not name its instruction-set path: {path} {asked.stderr.strip()}")
+    return path
