@@ -99,7 +99,8 @@ def read(root: Path) -> BuildFile:
     try:
         Build.open(root)
     except ValueError as error:
-        raise ConfigError(f"{FILE_NAME}: {error}", hint="The format is kernel-builder's, edition 5.") from None
+        reason = str(error).rsplit(f"{FILE_NAME}: ", 1)[-1].strip()  # it repeats the path before its own words
+        raise ConfigError(f"{FILE_NAME}: {reason}", hint="The format is kernel-builder's, edition 5.") from None
     data = tomllib.loads(path.read_text(encoding="utf-8"))
     if "torch" not in data:
         raise ConfigError(f"{FILE_NAME}: a [torch] section is wanted; torch-noarch and tvm-ffi are not built here")

@@ -1,0 +1,118 @@
+"""A tiny checkout of the project's shape, so that the driver is tested without the real kernels."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+BUILD_TOML = """\
+[general]
+name = "tiny-kernel"
+version = 1
+edition = 5
+license = "Apache-2.0"
+backends = ["cpu"]
+
+[torch]
+include = ["kernel-src"]
+src = ["torch-ext/torch_binding.cpp", "kernel-src/scale/scale.h"]
+
+[torch.stable-abi]
+cpu = "2.11"
+
+[kernel.scale_cpu]
+backend = "cpu"
+depends = []
+include = ["kernel-src"]
+src = ["kernel-src/scale/cpu/kernel_generic.cpp", "kernel-src/scale/scale.h"]
+
+[kernel.scale_cpu_avx2]
+backend = "cpu"
+depends = []
+include = ["kernel-src"]
+cxx-flags = ["-mavx2", "-mfma"]
+src = ["kernel-src/scale/cpu/kernel_avx2.cpp", "kernel-src/scale/scale.h"]
+"""
+
+BINDING = """\
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include "registration.h"
+#include "scale/scale.h"
+
+torch::stable::Tensor scale(const torch::stable::Tensor& x, double factor) {
+  torch::stable::Tensor y = torch::stable::empty_like(x);
+  auto body = __builtin_cpu_supports("avx2") ? padfree::scale::avx2::run : padfree::scale::generic::run;
+  body(static_cast<const float*>(x.data_ptr()), static_cast<float*>(y.data_ptr()), x.numel(), float(factor));
+  return y;
+}
+
+STABLE_TORCH_LIBRARY(TORCH_EXTENSION_NAME, ops) { ops.def("scale(Tensor x, float factor) -> Tensor"); }
+STABLE_TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CPU, ops) { ops.impl("scale", TORCH_BOX(&scale)); }
+REGISTER_EXTENSION(TORCH_EXTENSION_NAME)
+"""
+
+HEADER = """\
+#pragma once
+namespace padfree::scale::generic { void run(const float* x, float* y, long n, float factor); }
+namespace padfree::scale::avx2 { void run(const float* x, float* y, long n, float factor); }
+"""
+
+KERNEL = """\
+#include "scale/scale.h"
+namespace padfree::scale::{isa} {{
+void run(const float* x, float* y, long n, float factor) {{
+  for (long i = 0; i < n; ++i) y[i] = factor * x[i];
+}}
+}}
+"""
+
+INIT = """\
+from ._ops import ops
+
+__all__ = ["scale"]
+
+
+def scale(x, factor):
+    return ops.scale(x, factor)
+"""
+
+FILES = {
+    "build.toml": BUILD_TOML,
+    "torch-ext/torch_binding.cpp": BINDING,
+    "torch-ext/tiny_kernel/__init__.py": INIT,
+    "kernel-src/scale/scale.h": HEADER,
+    "kernel-src/scale/cpu/kernel_generic.cpp": KERNEL.format(isa="generic"),
+    "kernel-src/scale/cpu/kernel_avx2.cpp": KERNEL.format(isa="avx2"),
+    "tests/test_scale.py": "def test_scale():\n    pass\n",
+    "README.md": "not staged\n",
+}
+
+
+def git(root: Path, *words: str) -> str:
+    """Run git in ``root`` as nobody in particular; its output."""
+    identity = ["-c", "user.name=test", "-c", "user.email=test@example.org"]
+    command = ["git", "-C", str(root), *identity, *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def write_checkout(root: Path) -> Path:
+    """Write the tiny project into ``root`` and commit it."""
+    for name, text in FILES.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    git(root, "init", "--quiet")
+    git(root, "add", "--all")
+    git(root, "commit", "--quiet", "-m", "tiny")
+    return root
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A fresh committed checkout, free to be spoilt."""
+    return write_checkout(tmp_path / "checkout")

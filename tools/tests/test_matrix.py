@@ -1,0 +1,98 @@
+"""The plan: which cells are built, and a reason for each that is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bundle import buildfile, compiler, matrix, options, plan
+from bundle.errors import ConfigError, EmptySelectionError
+
+X86 = "torch-stable-abi211-cpu-x86_64-linux"
+ARM = "torch-stable-abi211-cpu-aarch64-linux"
+
+
+@pytest.fixture(autouse=True)
+def _on_x86_without_cross_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler, "host_system", lambda: "x86_64-linux")
+    monkeypatch.setattr(compiler, "_cross_command", lambda system: None)
+
+
+def planned(root: Path, *only: str, here: bool = True) -> dict[str, str | None]:
+    return {str(cell.variant): cell.left_out for cell in matrix.plan(buildfile.read(root), only, here=here)}
+
+
+def test_every_cell_is_built_or_has_a_reason(checkout: Path) -> None:
+    cells = planned(checkout)
+    assert len(cells) == len(matrix.read())
+    assert cells.pop(X86) is None
+    assert all(reason and len(reason) > 10 for reason in cells.values())
+
+
+def test_reasons(checkout: Path) -> None:
+    cells = planned(checkout)
+    assert cells[ARM] == (
+        "needs a aarch64-linux machine or a cross compiler (g++-aarch64-linux-gnu); this is x86_64-linux"
+    )
+    cuda = cells["torch-stable-abi211-cu130-x86_64-linux"]
+    assert cuda == "no cuda sources yet (build.toml: backends = ['cpu'])"
+
+
+def test_a_cross_compiler_brings_the_cell_in(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler, "_cross_command", lambda system: "aarch64-linux-gnu-g++-12")
+    assert planned(checkout)[ARM] is None
+
+
+def test_another_machine_builds_what_this_one_cannot(checkout: Path) -> None:
+    assert planned(checkout, here=False)[ARM] is None
+
+
+def test_another_stable_abi_is_left_out(checkout: Path) -> None:
+    path = checkout / "build.toml"
+    path.write_text(path.read_text().replace('cpu = "2.11"', 'cpu = "2.12"'))
+    assert planned(checkout)[X86] == "build.toml asks for stable ABI 2.12 on cpu"
+
+
+def test_only_selects_by_glob(checkout: Path) -> None:
+    assert set(planned(checkout, "*cpu*")) == {X86, ARM}
+    assert set(planned(checkout, "*cu126*", "*aarch64*")) == {"torch-stable-abi211-cu126-x86_64-linux", ARM}
+
+
+def test_select_takes_what_can_be_built(checkout: Path) -> None:
+    assert [str(name) for name in matrix.select(buildfile.read(checkout), ["*cpu*"])] == [X86]
+
+
+def test_an_empty_selection_is_an_error(checkout: Path) -> None:
+    build = buildfile.read(checkout)
+    with pytest.raises(EmptySelectionError, match=r"no variant matches --only \*rocm\*"):
+        matrix.plan(build, ["*rocm*"])
+    with pytest.raises(EmptySelectionError, match=r"every selected variant is left out:\n.*cu130.*: no cuda sources"):
+        matrix.select(build, ["*cu130*"])
+
+
+def test_github_matrix() -> None:
+    cells = matrix.plan(buildfile.read(options.REPOSITORY), ["*cpu*"], here=False)
+    assert plan.github_matrix(cells) == {
+        "include": [
+            {"variant": X86, "backend": "cpu", "runner": "ubuntu-24.04"},
+            {"variant": ARM, "backend": "cpu", "runner": "ubuntu-24.04-arm"},
+        ]
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[[cell]]\nvariant = 'torch-cpu'\n", "variant and runner wanted, got 'runner'"),
+        ("[[cell]]\nvariant = 'torch-cpu'\nrunner = 'a'\n" * 2, "torch-cpu is listed twice"),
+        ("[[cell]]\nvariant = 'nonsense'\nrunner = 'a'\n", "variant must be named like"),
+        ("[[cell]", "matrix.toml: "),
+        ("", "variant and runner wanted, got 'cell'"),
+    ],
+)
+def test_a_wrong_matrix_is_named(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "matrix.toml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=message):
+        matrix.read(path)
