@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +22,9 @@ console = Console(stderr=True, highlight=False, soft_wrap=True)
 """Where the driver speaks. Standard output is kept for what another program reads (``plan --json``)."""
 
 TAIL_LINES = 40
+FULL_BYTES = 1 << 20
+"""A failed command on a disk with less left than this failed for want of space."""
+
 _NO_SPACE = os.strerror(errno.ENOSPC)
 
 
@@ -48,8 +53,8 @@ def run(
 ) -> None:
     """Print ``command``, run it, append its output to ``log``; BuildError with the log's tail when it fails.
 
-    ``on_line`` sees each output line as it comes (for a progress bar). An interrupt ends the whole process group, so no
-    compiler is left running.
+    ``on_line`` sees each output line as it comes (for a progress bar). The command ends with us, however we end: asked
+    to, so that ninja can end its compilers, which it runs in process groups of their own.
     """
     line = shlex.join(command)
     say(f"+ {line}", style="dim")
@@ -65,6 +70,7 @@ def run(
             text=True,
             errors="replace",
             start_new_session=True,
+            preexec_fn=_end_with_parent,
         )
         try:
             for output in child.stdout or ():
@@ -74,17 +80,32 @@ def run(
                     on_line(output)
             code = child.wait()
         except BaseException:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
+            _end(child)
             raise
     if code != 0:
         raise failure(what, code, tail, log)
 
 
+def _end_with_parent() -> None:
+    """Runs in the child: the kernel sends it SIGTERM when this process dies, a kill -9 included."""
+    set_parent_death_signal = 1
+    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
+
+
+def _end(child: subprocess.Popen[str]) -> None:
+    child.terminate()
+    try:
+        child.wait(timeout=10)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+
+
 def failure(what: str, code: int, tail: Sequence[str], log: Path) -> BuildError:
     """The error for a program that ended with ``code``: a full disk is named as such, anything else shows its tail."""
-    if any(_NO_SPACE in line for line in tail):
+    full = shutil.disk_usage(log.parent).free < FULL_BYTES  # cmake, for one, fails on a full disk without saying so
+    if full or any(_NO_SPACE in line for line in tail):
         return no_space(what, log.parent)
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
     shown = "\n".join(tail[-TAIL_LINES:])

@@ -89,7 +89,7 @@ def build(job: Job, on_step: OnStep | None = None) -> Path:
     _forget_other_compiler(job, env["CXX"])
     if not (job.binary / "build.ninja").is_file():  # from then on ninja itself runs cmake when CMakeLists.txt changes
         process.run(configure, what="cmake", log=job.log, env=env)
-    _compile(job, [cmake, "--build", str(job.binary), "--", *_jobs()], env, on_step)
+    _compile(job, [ninja, "-C", str(job.binary), *_jobs()], env, on_step)
     library = job.binary / job.library_name
     for old in job.binary.glob("*.abi3.so"):
         if old != library:  # of an earlier id: its object files are gone, so nothing can be checked about it

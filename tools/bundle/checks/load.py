@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -33,6 +34,10 @@ report = {
 }
 print("\\n" + json.dumps(report))
 """
+
+
+_RAISED = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt)\b.*", re.MULTILINE)
+"""The line of a traceback that says what was raised; notes may follow it."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +85,8 @@ def _probe(directory: Path, backend: str, identity: str) -> Loaded:
     command = [sys.executable, "-c", _PROBE, str(directory), backend, identity]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if result.returncode != 0:
-        last = (result.stderr.strip().splitlines() or [f"exit code {result.returncode}"])[-1]
-        raise CheckError(f"does not load: {last}")
+        raised = _RAISED.findall(result.stderr) or result.stderr.splitlines() or [f"exit code {result.returncode}"]
+        raise CheckError(f"does not load: {raised[-1]}")
     data = json.loads(result.stdout.splitlines()[-1])
     return Loaded(data["file"], tuple(data["all"]), tuple(data["absent"]), tuple(data["ops"].items()))
 
