@@ -1,11 +1,14 @@
-"""A tiny checkout of the project's shape, so that the driver is tested without the real kernels."""
+"""What several tests start from: a tiny checkout of the project's shape, and a Hub over an empty store."""
 
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from bundle.hub.server import RunningHub, running_hub
 
 BUILD_TOML = """\
 [general]
@@ -116,3 +119,10 @@ def write_checkout(root: Path) -> Path:
 def checkout(tmp_path: Path) -> Path:
     """A fresh committed checkout, free to be spoilt."""
     return write_checkout(tmp_path / "checkout")
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[RunningHub]:
+    """A Hub of the test's own."""
+    with running_hub(tmp_path / "store") as running:
+        yield running

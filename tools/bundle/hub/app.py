@@ -7,21 +7,19 @@ path and each part is decoded once, by the handler.
 from __future__ import annotations
 
 import base64
-import errno
 from collections.abc import Awaitable, Callable
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from . import names, transfer, trees, wire
+from . import answers, names, transfer, trees, wire
 from .guard import Guard, check_host
-from .refusal import DamagedError, Refusal, entry_not_found, repo_not_found
+from .refusal import Refusal, entry_not_found
 from .store import MAIN, Commit, Repo, Store
 
 INLINE_LIMIT = 64 << 20  # files up to this size travel inside the commit, which works with and without hf_xet
@@ -205,7 +203,10 @@ class Hub:
         def answer() -> Response:
             repo, commit = self._at(request)
             present = repo.tree(commit)
-            return JSONResponse({"files": [self._upload_mode(present, file) for file in asked], "commitOid": commit.id})
+            modes = [self._upload_mode(present, file) for file in asked]
+            large = any(mode["uploadMode"] == "lfs" for mode in modes)
+            headers = {"X-HF-Warning": f"no-xet; {self._no_xet_text()}"} if large else {}
+            return JSONResponse({"files": modes, "commitOid": commit.id}, headers=headers)
 
         return await run_in_threadpool(answer)
 
@@ -259,8 +260,13 @@ class Hub:
         return JSONResponse({"success": True, "commitOid": commit.id, "commitUrl": url, "hookOutput": ""})
 
     async def no_xet(self, request: Request) -> Response:
-        limit = self._inline_limit
-        raise Refusal(404, f"this Hub has no Xet storage: set HF_HUB_DISABLE_XET=1 to upload files over {limit} bytes")
+        raise Refusal(404, self._no_xet_text())
+
+    def _no_xet_text(self) -> str:
+        return (
+            f"this Hub has no Xet storage: where hf_xet is installed, set HF_HUB_DISABLE_XET=1 to upload files over "
+            f"{self._inline_limit} bytes"
+        )
 
 
 def _flag(request: Request, key: str) -> bool:
@@ -283,55 +289,6 @@ def _page(request: Request, paths: list[str]) -> tuple[list[str], dict[str, str]
     return page, {"Link": f'<{base}{request.scope["path"]}?{urlencode(query)}>; rel="next"'}
 
 
-# Errors.
-
-
-def _error(status: int, message: str, code: str | None = None, **body: object) -> Response:
-    text = " ".join(message.split())
-    headers = {"X-Error-Message": text.encode("ascii", "backslashreplace").decode()[:1000]}
-    if code:
-        headers["X-Error-Code"] = code
-    return JSONResponse({"error": text, **body}, status_code=status, headers=headers)
-
-
-async def _refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, Refusal)
-    answer = _error(error.status, error.message, error.code, **error.extra)
-    if "commit" in error.extra:
-        answer.headers["X-Repo-Commit"] = str(error.extra["commit"])
-    if error.status == 416:
-        answer.headers["Content-Range"] = f"bytes */{error.extra['size']}"
-    return answer
-
-
-async def _damaged(request: Request, error: Exception) -> Response:
-    assert isinstance(error, DamagedError)
-    return _error(500, f"{error.message}. {error.hint}")
-
-
-async def _os_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, OSError)
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return _error(507, "the disk of the store is full: nothing of this upload was kept")
-    raise error
-
-
-async def _disconnected(request: Request, error: Exception) -> Response:
-    return Response(status_code=400)  # nobody is there to read it
-
-
-async def _unrouted(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    path = request.scope["path"]
-    if error.status_code == 404 and (
-        path.startswith(("/api/models/", "/api/datasets/", "/api/spaces/")) or "/resolve/" in path
-    ):
-        return await _refused(request, repo_not_found(quote(path.removeprefix("/"), safe="/%")))
-    return _error(
-        error.status_code, f"{request.method} {path}: {error.detail}; this Hub serves kernel repositories only"
-    )
-
-
 class _Front:
     """Checks the Host header and hands the undecoded path to the router."""
 
@@ -343,7 +300,7 @@ class _Front:
             try:
                 check_host(dict(scope["headers"]).get(b"host", b"").decode("latin-1"))
             except Refusal as refusal:
-                await _error(refusal.status, refusal.message)(scope, receive, send)
+                await answers.error(refusal.status, refusal.message)(scope, receive, send)
                 return
             scope = {**scope, "path": scope["raw_path"].decode("ascii", "replace")}
         await self._app(scope, receive, send)
@@ -354,15 +311,6 @@ def create_app(
 ) -> ASGIApp:
     """The Hub over ``store`` as an ASGI application; what writes needs ``token``."""
     hub = Hub(store, Guard(token), trusted_orgs, inline_limit)
-    app = Starlette(
-        routes=hub.routes(),
-        exception_handlers={
-            Refusal: _refused,
-            DamagedError: _damaged,
-            OSError: _os_error,
-            ClientDisconnect: _disconnected,
-            HTTPException: _unrouted,
-        },
-    )
+    app = Starlette(routes=hub.routes(), exception_handlers=dict.fromkeys(answers.HANDLED, answers.explain))
     app.router.redirect_slashes = False
     return _Front(app)

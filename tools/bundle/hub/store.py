@@ -58,9 +58,10 @@ class Store:
         try:
             self._lock = _claim(root)
             self.swept = files.sweep(root)
-        except PermissionError as error:
+        except OSError as error:
             raise HubError(
-                f"store {root} cannot be written: {error.strerror}", hint="Choose a directory you own with --store DIR."
+                f"store {root} cannot be opened: {error.strerror} ({error.filename or root})",
+                hint="Choose a directory of your own with --store DIR.",
             ) from error
         self.blobs = Blobs(root)
 
