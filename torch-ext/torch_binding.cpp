@@ -17,11 +17,31 @@ STABLE_TORCH_LIBRARY(TORCH_EXTENSION_NAME, ops) {
   // The instruction-set path in use, an index into ("generic", "avx2", "avx512"); raises if PADFREE_ISA is
   // wrong.
   ops.def("cpu_isa() -> int");
+
+  // Dense: q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv); packed (with both cu_seqlens): (T, H, D) and
+  // so on. A window of -1 is unbounded on that side, softcap 0 is off. softmax_lse is float32, (B, H, Sq) or
+  // (H, T).
+  ops.def(
+      "attention_fwd(Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, "
+      "SymInt max_seqlen_q, SymInt max_seqlen_k, float softmax_scale, bool causal, SymInt window_left, "
+      "SymInt window_right, float softcap) -> (Tensor out, Tensor softmax_lse)");
+  // dlse is the gradient of softmax_lse, None for zero.
+  ops.def(
+      "attention_bwd(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor "
+      "softmax_lse, "
+      "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, "
+      "float softmax_scale, bool causal, SymInt window_left, SymInt window_right, float softcap) "
+      "-> (Tensor dq, Tensor dk, Tensor dv)");
 }
 
 #if defined(CPU_KERNEL)
 STABLE_TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, ops) {
   ops.impl("cpu_isa", TORCH_BOX(&padfree::cpu_isa));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CPU, ops) {
+  ops.impl("attention_fwd", TORCH_BOX(&padfree::attention_fwd));
+  ops.impl("attention_bwd", TORCH_BOX(&padfree::attention_bwd));
 }
 #endif
 

@@ -4,9 +4,24 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <cstdint>
+#include <optional>
+#include <tuple>
 
 namespace padfree {
 
 int64_t cpu_isa();
+
+// kernel-src/attention/cpu/host.cpp
+std::tuple<torch::stable::Tensor, torch::stable::Tensor> attention_fwd(
+    torch::stable::Tensor q, torch::stable::Tensor k, torch::stable::Tensor v,
+    std::optional<torch::stable::Tensor> cu_seqlens_q, std::optional<torch::stable::Tensor> cu_seqlens_k,
+    int64_t max_seqlen_q, int64_t max_seqlen_k, double softmax_scale, bool causal, int64_t window_left,
+    int64_t window_right, double softcap);
+std::tuple<torch::stable::Tensor, torch::stable::Tensor, torch::stable::Tensor> attention_bwd(
+    torch::stable::Tensor dout, std::optional<torch::stable::Tensor> dlse, torch::stable::Tensor q,
+    torch::stable::Tensor k, torch::stable::Tensor v, torch::stable::Tensor out,
+    torch::stable::Tensor softmax_lse, std::optional<torch::stable::Tensor> cu_seqlens_q,
+    std::optional<torch::stable::Tensor> cu_seqlens_k, int64_t max_seqlen_q, int64_t max_seqlen_k,
+    double softmax_scale, bool causal, int64_t window_left, int64_t window_right, double softcap);
 
 }  // namespace padfree

@@ -1,0 +1,177 @@
+// Attention forward for one task: a run of virtual rows of one sequence and key/value head.
+//
+// The task walks the key blocks its rows can see. Each block of K and V is converted and packed once and then
+// meets every query block of the task, so packing is shared by the group's heads and by up to task_rows rows,
+// and the packed block stays in L2 while the smaller query state streams past it. Scores live in one
+// block_q x block_k tile; their running maximum and sum are kept in base 2 (log2(e) is folded into Q).
+// Key blocks start at multiples of block_k from the sequence's first key, whatever the task: bits depend
+// neither on the number of threads nor on the other sequences of a batch.
+#pragma once
+
+#include "attention/cpu/rows.h"
+
+namespace padfree::attention {
+namespace {
+
+// Pieces of one worker's workspace.
+struct ForwardSpace {
+  float *q, *out;                 // [task_rows][ld]: scaled queries; sums of p * v
+  float *max, *sum, *rescale;     // [task_rows]: running maximum (base 2), running sum, factor of this step
+  float *keys, *values, *scores;  // packed block of K and of V; one tile
+  int ld_q, ld_out, ld_scores;
+};
+
+inline ForwardSpace forward_space(const Params& p, Arena& arena) {
+  ForwardSpace w{};
+  w.ld_q = round_up(p.head_dim, kPanel);
+  w.ld_out = round_up(p.head_dim_v, kPanel);
+  w.ld_scores = p.block_k + 16;  // one cache line more than a power of two: rows fall into different sets
+  w.q = arena.take(static_cast<int64_t>(p.task_rows) * w.ld_q);
+  w.out = arena.take(static_cast<int64_t>(p.task_rows) * w.ld_out);
+  w.max = arena.take(p.task_rows);
+  w.sum = arena.take(p.task_rows);
+  w.rescale = arena.take(p.task_rows);
+  w.keys = arena.take(static_cast<int64_t>(p.block_k) * w.ld_q);
+  w.values = arena.take(static_cast<int64_t>(p.block_k) * w.ld_out);
+  w.scores = arena.take(static_cast<int64_t>(p.block_q) * w.ld_scores);
+  return w;
+}
+
+// Scores of a row to probabilities, in place: columns [begin, end) hold scores, the rest of [panel_begin,
+// panel_end) becomes zero. Updates the running maximum and sum; returns the factor that takes earlier sums to
+// the new maximum.
+inline float softmax_row(float* s, int panel_begin, int panel_end, int begin, int end, float& max,
+                         float& sum) {
+  const float kNone = -__builtin_inff();
+  if (begin >= end) {
+    for (int j = panel_begin; j < panel_end; ++j) s[j] = 0.0f;
+    return 1.0f;
+  }
+  for (int j = panel_begin; j < begin; ++j) s[j] = kNone;
+  for (int j = end; j < panel_end; ++j) s[j] = kNone;
+  Vec top0 = splat(kNone), top1 = top0;
+  for (int j = panel_begin; j < panel_end; j += kPanel) {
+    top0 = padfree::max(top0, load(s + j));
+    top1 = padfree::max(top1, load(s + j + Vec::kLanes));
+  }
+  const float tile_max = max_lane(padfree::max(top0, top1));
+  const float new_max = tile_max > max ? tile_max : max;
+  if (new_max == kNone) {  // every score so far is -inf
+    for (int j = panel_begin; j < panel_end; ++j) s[j] = 0.0f;
+    return 1.0f;
+  }
+  float factor[Vec::kLanes];
+  store(factor, exp2(splat(max - new_max)));
+  const Vec shift = splat(new_max);
+  Vec sum0 = zero(), sum1 = zero();
+  for (int j = panel_begin; j < panel_end; j += kPanel) {
+    const Vec p0 = exp2(load(s + j) - shift), p1 = exp2(load(s + j + Vec::kLanes) - shift);
+    store(s + j, p0);
+    store(s + j + Vec::kLanes, p1);
+    sum0 = sum0 + p0;
+    sum1 = sum1 + p1;
+  }
+  max = new_max;
+  sum = sum * factor[0] + padfree::sum(sum0 + sum1);
+  return factor[0];
+}
+
+// Query rows [row, row + m) of the task (at `local` in the workspace) against the packed key block
+// [key, key + n).
+inline void forward_tile(const Params& p, const Sequence& s, const ForwardSpace& w, int64_t row, int local,
+                         int m, int64_t key, int n, bool finite_values) {
+  TileMask mask;
+  tile_mask(p, s, row, m, key, n, mask);
+  const float* q = w.q + static_cast<int64_t>(local) * w.ld_q;
+  float* out = w.out + static_cast<int64_t>(local) * w.ld_out;
+  float* rescale = w.rescale + local;
+
+  // Scores: one panel of keys stays in L1 while the query rows pass.
+  for (int j = 0; j < round_up(n, kPanel); j += kPanel) {
+    const float* keys = w.keys + static_cast<int64_t>(j) * p.head_dim;
+    for (int i = 0, g = 0; i < m; i += kGemmRows, ++g) {
+      if (j < mask.panel_begin[g] || j >= mask.panel_end[g]) continue;
+      const int rows = m - i < kGemmRows ? m - i : kGemmRows;
+      gemm_tile<Update::kOverwrite, Layout::kRows>(rows, p.head_dim, q + i * w.ld_q, w.ld_q, keys,
+                                                   w.scores + i * w.ld_scores + j, w.ld_scores);
+    }
+  }
+  for (int i = 0; i < m; ++i) {
+    const int g = i / kGemmRows;
+    float* scores = w.scores + i * w.ld_scores;
+    if (p.softcap != 0.0f)
+      softcap_row(scores + mask.panel_begin[g], mask.panel_end[g] - mask.panel_begin[g], p);
+    rescale[i] = softmax_row(scores, mask.panel_begin[g], mask.panel_end[g], mask.begin[i], mask.end[i],
+                             w.max[local + i], w.sum[local + i]);
+  }
+  // Sums: one panel of values stays in L1 while the rows of probabilities pass.
+  for (int d = 0; d < w.ld_out; d += kPanel) {
+    for (int i = 0, g = 0; i < m; i += kGemmRows, ++g) {
+      const int begin = mask.panel_begin[g], depth = mask.panel_end[g] - begin;
+      if (depth == 0) continue;
+      const int rows = m - i < kGemmRows ? m - i : kGemmRows;
+      const float* values = w.values + static_cast<int64_t>(d) * round_up(n, kPanel) + begin * kPanel;
+      const auto tile = finite_values ? gemm_tile<Update::kScaleAdd, Layout::kRows>
+                                      : gemm_tile_skipping_zeros<Update::kScaleAdd, Layout::kRows>;
+      tile(rows, depth, w.scores + i * w.ld_scores + begin, w.ld_scores, values, out + i * w.ld_out + d,
+           w.ld_out, rescale + i);
+    }
+  }
+}
+
+// Divides by the sums, writes out and the log-sum-exp of the task's rows.
+inline void forward_finish(const Params& p, const Sequence& s, const Task& task, const ForwardSpace& w) {
+  const int rows = static_cast<int>(task.end - task.begin);
+  void* targets[kMaxBlockQ];
+  for (int i = 0; i < rows; ++i) {
+    const bool any = w.sum[i] != 0.0f;
+    *row_stat(p, p.lse, s, task.kv_head, task.begin + i) =
+        any ? w.max[i] * kLn2 + __builtin_logf(w.sum[i]) : -__builtin_inff();
+    w.rescale[i] = any ? 1.0f / w.sum[i] : 0.0f;
+  }
+  for (int i = 0; i < rows; i += kMaxBlockQ) {
+    const int m = rows - i < kMaxBlockQ ? rows - i : kMaxBlockQ;
+    query_rows(p, p.out, s, task.kv_head, task.begin + i, m, targets);
+    store_rows(p.dtype, targets, m, p.head_dim_v, w.out + static_cast<int64_t>(i) * w.ld_out, w.ld_out,
+               w.rescale + i, 1);
+  }
+}
+
+inline void forward(const Params& p, const Task& task, float* workspace) {
+  const Sequence& s = p.sequences[task.sequence];
+  Arena arena{workspace};
+  const ForwardSpace w = forward_space(p, arena);
+  const int rows = static_cast<int>(task.end - task.begin);
+  void* pointers[kMaxBlockQ > kMaxBlockK ? kMaxBlockQ : kMaxBlockK];
+
+  for (int i = 0; i < rows; i += p.block_q) {
+    const int m = rows - i < p.block_q ? rows - i : p.block_q;
+    query_rows(p, p.q, s, task.kv_head, task.begin + i, m, pointers);
+    convert_rows(p.dtype, pointers, m, p.head_dim, query_scale(p), w.q + static_cast<int64_t>(i) * w.ld_q,
+                 w.ld_q);
+  }
+  for (int64_t i = 0; i < static_cast<int64_t>(rows) * w.ld_out; ++i) w.out[i] = 0.0f;
+  for (int i = 0; i < rows; ++i) {
+    w.max[i] = -__builtin_inff();
+    w.sum[i] = 0.0f;
+  }
+
+  const KeyRange seen = visible_keys_of_rows(p, s, task.begin, task.end);
+  for (int64_t key = seen.begin / p.block_k * p.block_k; key < seen.end; key += p.block_k) {
+    const int n = static_cast<int>(min64(p.block_k, seen.end - key));
+    key_rows(p, p.k, s, task.kv_head, key, n, pointers);
+    pack_transposed(p.dtype, pointers, n, p.head_dim, w.keys);
+    key_rows(p, p.v, s, task.kv_head, key, n, pointers);
+    const bool finite = pack_panels(p.dtype, pointers, n, round_up(n, kPanel), p.head_dim_v, w.values);
+    for (int i = 0; i < rows; i += p.block_q) {
+      const int m = rows - i < p.block_q ? rows - i : p.block_q;
+      const KeyRange block = visible_keys_of_rows(p, s, task.begin + i, task.begin + i + m);
+      if (block.begin >= key + n || block.end <= key) continue;
+      forward_tile(p, s, w, task.begin + i, i, m, key, n, finite);
+    }
+  }
+  forward_finish(p, s, task, w);
+}
+
+}  // namespace
+}  // namespace padfree::attention

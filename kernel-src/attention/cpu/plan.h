@@ -1,0 +1,31 @@
+// How one call is cut into tiles and tasks: pure functions of shapes, so that kernels stay dumb.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "attention/params.h"
+
+namespace padfree::attention {
+
+// The runs of rows of `batch` equal sequences.
+std::vector<Sequence> dense_sequences(int64_t batch, int64_t seqlen_q, int64_t seqlen_k);
+
+// The runs of packed rows, bounded by cu_seqlens of count + 1 entries, and the slack after the last.
+std::vector<Sequence> packed_sequences(const int32_t* cu_seqlens_q, const int32_t* cu_seqlens_k,
+                                       int64_t count, int64_t total_q, int64_t total_k);
+
+// Tile sizes for a head dim. They decide the bits of a result, so nothing else may enter.
+void choose_forward_blocks(Params& params);
+void choose_backward_blocks(Params& params);
+
+// Tasks, longest first; also sets params.task_rows.
+std::vector<Task> forward_tasks(Params& params, const std::vector<Sequence>& sequences, int threads);
+
+// One task for each query block, any order. Also numbers the rows and blocks of the sequences.
+std::vector<Task> prepare_backward_tasks(Params& params, std::vector<Sequence>& sequences);
+
+// One task for each key block, in an order that kernel.h's turns rely on: rising within a head.
+std::vector<Task> backward_tasks(const Params& params, const std::vector<Sequence>& sequences);
+
+}  // namespace padfree::attention

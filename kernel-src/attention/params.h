@@ -1,0 +1,83 @@
+// What host.cpp hands to the attention kernels. Plain data; all strides and offsets count elements, 64 bits.
+//
+// Work is laid out in *virtual rows*: for one sequence and one key/value head, row r stands for query
+// position r / group of query head kv_head * group + r % group. One packing of K and V so serves the whole
+// group, and a single query position of a grouped model still fills a register tile.
+#pragma once
+
+#include <cstdint>
+
+#include "common/types.h"
+
+namespace padfree::attention {
+
+// The largest tile: what kernels size their per-tile arrays by.
+constexpr int kMaxBlockQ = 192;
+constexpr int kMaxBlockK = 256;
+
+// (batch, row, head, head_dim) with a unit last stride. Packed tensors have one batch.
+struct View {
+  void* data = nullptr;
+  int64_t batch_stride = 0;
+  int64_t row_stride = 0;
+  int64_t head_stride = 0;
+};
+
+// (batch, heads, row) with a unit last stride, float32.
+struct RowStats {
+  float* data = nullptr;
+  int64_t batch_stride = 0;
+  int64_t head_stride = 0;
+};
+
+// A run of query rows and the run of key rows they may see. Slack (rows that belong to no sequence) is a run
+// with only one of the two, so that it gets its zeros from the same code.
+struct Sequence {
+  int64_t batch = 0;
+  int64_t query_begin = 0, seqlen_q = 0;
+  int64_t key_begin = 0, seqlen_k = 0;
+  int64_t first_row = 0;    // virtual rows of all sequences before this one (backward)
+  int64_t first_block = 0;  // query blocks of all sequences before this one (backward)
+};
+
+// Virtual rows [begin, end) of one sequence and key/value head (forward, prepare), or the key block `begin`
+// (backward).
+struct Task {
+  int32_t sequence = 0;
+  int32_t kv_head = 0;
+  int64_t begin = 0, end = 0;
+  int64_t cost = 0;
+};
+
+struct Params {
+  DType dtype = DType::kFloat32;
+  int heads_kv = 1;
+  int group = 1;       // heads_q / heads_kv
+  int head_dim = 0;    // of q and k
+  int head_dim_v = 0;  // of v and out
+  float scale = 1.0f;
+  float softcap = 0.0f;       // 0: none
+  int64_t window_left = -1;   // keys visible before the diagonal; -1: all
+  int64_t window_right = -1;  // after it; 0 for causal
+  int block_q = 0;            // virtual rows of a tile
+  int block_k = 0;            // keys of a tile
+
+  View q, k, v, out;
+  RowStats lse;
+  const Sequence* sequences = nullptr;
+  const Task* tasks = nullptr;
+  float* workspace = nullptr;    // workspace_stride floats for each worker
+  int64_t workspace_stride = 0;  // floats, a multiple of 16
+  int task_rows = 0;             // the most virtual rows of a forward task
+
+  // Backward only.
+  View dout, dq, dk, dv;
+  RowStats dlse;             // data is null when the log-sum-exp took no gradient
+  float* delta = nullptr;    // [heads_kv][virtual rows]: rowsum(dout * out) - dlse
+  float* dq_sum = nullptr;   // [heads_kv][virtual rows][head_dim rounded up to a panel]
+  int32_t* turns = nullptr;  // [heads_kv][query blocks]: key blocks already added to that block of dq_sum
+  int64_t virtual_rows = 0;  // of all sequences, for one key/value head
+  int64_t query_blocks = 0;  // likewise
+};
+
+}  // namespace padfree::attention
