@@ -20,7 +20,7 @@ import kernels_data
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bundle import buildfile, matrix, options, process, provenance, stage
-from bundle.builders import cmake
+from bundle.builders import cmake, nix
 from bundle.buildfile import BuildFile
 from bundle.errors import BuildError
 from bundle.provenance import Provenance
@@ -34,6 +34,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of the verb."""
     options.add_common(parser)
     options.add_out(parser)
+    parser.add_argument(
+        "--builder",
+        choices=("cmake", "nix"),
+        default="cmake",
+        help="cmake: with this machine's compiler (default); nix: the official build, from the network",
+    )
     parser.add_argument("--uid", help="name the build yourself, so that two copies can be loaded side by side")
 
 
@@ -42,19 +48,17 @@ def run(args: argparse.Namespace) -> int:
     build = buildfile.read(args.root)
     out, scratch = options.places(args)
     for name in matrix.select(build, args.only):
-        build_variant(build, name, out=out, scratch=scratch, uid=args.uid)
+        if args.builder == "nix":
+            build_with_nix(build, name, out=out, scratch=scratch)
+        else:
+            build_variant(build, name, out=out, scratch=scratch, uid=args.uid)
     return 0
 
 
 def build_variant(build: BuildFile, name: Variant, *, out: Path, scratch: Path, uid: str | None = None) -> Path:
     """Compile one variant; the path of its directory, ``out/<variant>``."""
-    work = scratch / str(name)
     started = time.monotonic()
-    with _disk_full_is_named(f"{name}", work), process.exclusive(scratch / f"{name}.lock", f"another build of {name}"):
-        work.mkdir(parents=True, exist_ok=True)
-        out.mkdir(parents=True, exist_ok=True)
-        for directory in (work, out):
-            _check_space(directory)
+    with _workplace(name, out, scratch) as work:
         origin = provenance.of(build, uid)
         identity = f"_{build.python_name}_{name.backend}_{origin.uid}"
         job = cmake.Job(build, name, identity, work)
@@ -65,10 +69,39 @@ def build_variant(build: BuildFile, name: Variant, *, out: Path, scratch: Path, 
     return result
 
 
+def build_with_nix(build: BuildFile, name: Variant, *, out: Path, scratch: Path) -> Path:
+    """Take one variant from the official build; the path of its directory."""
+    with _workplace(name, out, scratch) as work:
+        partial = _fresh(out / f".{name}.partial")
+        shutil.copytree(nix.build(build, name, work), partial)
+        for path in (partial, *partial.rglob("*")):  # the nix store is read-only
+            path.chmod(path.stat().st_mode | 0o200)
+        target = out / str(name)
+        stage.replace_tree(partial, target)
+    process.say(f"{name}: built by nix", style="green")
+    return target
+
+
+@contextmanager
+def _workplace(name: Variant, out: Path, scratch: Path) -> Iterator[Path]:
+    """The variant's scratch directory, ours alone, on disks with room; a disk that fills up is named."""
+    work = scratch / str(name)
+    with _disk_full_is_named(str(name), work), process.exclusive(scratch / f"{name}.lock", f"another build of {name}"):
+        for directory in (work, out):
+            directory.mkdir(parents=True, exist_ok=True)
+            _check_space(directory)
+        yield work
+
+
+def _fresh(directory: Path) -> Path:
+    """``directory`` with nothing there: what an earlier, killed build left is gone."""
+    shutil.rmtree(directory, ignore_errors=True)
+    return directory
+
+
 def _assemble(job: cmake.Job, library: Path, origin: Provenance, out: Path) -> Path:
     """Put the variant together beside its place, then swap it in."""
-    partial = out / f".{job.variant}.partial"
-    shutil.rmtree(partial, ignore_errors=True)
+    partial = _fresh(out / f".{job.variant}.partial")
     shutil.copytree(job.source / job.build.package, partial, ignore=shutil.ignore_patterns("__pycache__"))
     shipped = partial / job.library_name
     shutil.copy2(library, shipped)
