@@ -6,6 +6,7 @@ so the values come from ``tomllib``.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +20,9 @@ from bundle.errors import ConfigError
 FILE_NAME = "build.toml"
 SOURCE_SUFFIXES = frozenset({".c", ".cc", ".cpp", ".cxx", ".cu"})
 HEADER_SUFFIXES = frozenset({".h", ".hh", ".hpp", ".hxx", ".cuh", ".inc"})
+
+
+_X86_FLAG = re.compile(r"-m(?:avx|fma|f16c|bmi|sse[34]|ssse3|arch=|tune=|popcnt|lzcnt|movbe|amx).*")
 
 
 def _version(text: str) -> tuple[int, int]:
@@ -42,6 +46,11 @@ class Section:
     def sources(self) -> tuple[PurePosixPath, ...]:
         """What is compiled."""
         return tuple(path for path in self.src if path.suffix in SOURCE_SUFFIXES)
+
+    @property
+    def isa_flags(self) -> tuple[str, ...]:
+        """Its flags that ask for x86 instructions beyond the baseline."""
+        return tuple(flag for flag in self.cxx_flags if _X86_FLAG.fullmatch(flag))
 
     @property
     def headers(self) -> tuple[PurePosixPath, ...]:

@@ -47,7 +47,7 @@ def reason_against(system: str) -> str | None:
     """Why this machine cannot compile for ``system``; None when it can."""
     if system == host_system() or _cross_command(system):
         return None
-    return f"needs a {system} machine or a cross compiler ({_cross_name(system)}); this is {host_system()}"
+    return f"needs {system} or a cross compiler ({_cross_name(system)}); this is {host_system()}"
 
 
 def find(system: str) -> Compiler:

@@ -1,7 +1,7 @@
 """The build matrix as data (matrix.toml), and which of its cells can be built: the plan.
 
-A cell is left out for one of two reasons: the project has nothing to compile for it (build.toml lists no such backend,
-or another stable ABI), which is true everywhere, or this machine cannot compile it, which another runner can.
+A cell is left out for one of two reasons: the project cannot be compiled for it (build.toml lists no such backend,
+another stable ABI, or x86 flags), which is true everywhere, or this machine cannot, which another runner can.
 """
 
 from __future__ import annotations
@@ -76,4 +76,9 @@ def _reason(build: BuildFile, name: Variant, here: bool) -> str | None:
     if name.stable_abi and abi != name.torch:
         wanted = ".".join(map(str, abi)) if abi else "none"
         return f"build.toml asks for stable ABI {wanted} on {name.backend}"
+    if name.platform != "x86_64":
+        for section in build.sections(name.backend):
+            if section.isa_flags:
+                flags = " ".join(section.isa_flags)
+                return f"[kernel.{section.name}] is built with {flags}, which only x86_64 compilers take"
     return compiler.reason_against(name.system) if here and name.system else None

@@ -16,7 +16,6 @@ from bundle.checks import Skipped, Subject, binutils
 
 ISAS = ("avx2", "avx512")
 _ISA_FILE = re.compile(rf"kernel_({'|'.join(ISAS)})(?:_\w+)?\.cpp")
-_ISA_FLAG = re.compile(r"-m(?:avx|fma|f16c|bmi|sse[34]|ssse3|arch=|tune=|popcnt|lzcnt|movbe|amx).*")
 
 _BASELINE_V = re.compile(r"ver[rw]|vm(?:call|clear|launch|resume|ptr\w+|read|write|xoff|xon|func|mcall|run|load|save)")
 _WIDE = re.compile(
@@ -43,7 +42,7 @@ def files(target: Subject) -> Iterator[str]:
 
 
 def _section_files(section: Section) -> Iterator[str]:
-    flags = [flag for flag in section.cxx_flags if _ISA_FLAG.fullmatch(flag)]
+    flags = section.isa_flags
     for source in section.sources:
         isa = isa_of(source.name)
         if flags and isa is None:
