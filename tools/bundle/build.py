@@ -29,6 +29,9 @@ from bundle.variant import Variant
 NEEDED_BYTES = 300 << 20
 """Free space a build starts with: objects, ccache entries and two copies of the variant."""
 
+STRIP = ("strip", "--strip-debug", "--keep-file-symbols")
+"""The symbol table stays: kernel-abi-check and the ISA check read it, the latter with the names of source files."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of the verb."""
@@ -105,7 +108,7 @@ def _assemble(job: cmake.Job, library: Path, origin: Provenance, out: Path) -> P
     shutil.copytree(job.source / job.build.package, partial, ignore=shutil.ignore_patterns("__pycache__"))
     shipped = partial / job.library_name
     shutil.copy2(library, shipped)
-    process.run(["strip", "-g", str(shipped)], what="strip", log=job.log)
+    process.run([*STRIP, str(shipped)], what="strip", log=job.log)
     digest = kernels_data.Digest.hash_variant(kernels_data.DigestAlgorithm.SHA256, partial)
     table = metadata(job.build, job.variant, job.id, origin, digest)
     text = json.dumps(table, indent=2, sort_keys=True) + "\n"

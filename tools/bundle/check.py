@@ -12,6 +12,9 @@ from bundle import buildfile, checks, matrix, options, process
 from bundle.checks import Finding, Subject
 from bundle.errors import CheckError
 
+SHOWN = 10
+"""Violations of one check that are printed; the rest is counted."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of the verb."""
@@ -58,8 +61,10 @@ def table(directory: Path, findings: tuple[Finding, ...]) -> Table:
     grid.add_column(overflow="fold")
     for finding in findings:
         if finding.violations:
-            for count, violation in enumerate(finding.violations):
+            for count, violation in enumerate(finding.violations[:SHOWN]):
                 grid.add_row(*(("", "") if count else (finding.check, "[red]failed[/red]")), Text(violation))
+            if len(finding.violations) > SHOWN:
+                grid.add_row("", "", Text(f"and {len(finding.violations) - SHOWN} more"))
         elif finding.skipped is not None:
             grid.add_row(finding.check, "[yellow]skipped[/yellow]", Text(finding.skipped))
         else:

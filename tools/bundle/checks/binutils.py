@@ -12,7 +12,7 @@ from pathlib import Path
 from bundle.errors import CheckError, ToolchainError
 
 _NM = re.compile(r"(?:[0-9a-f]+)?\s+(?P<kind>[A-Za-z?-]) (?P<name>[^@\s]+)(?:@@?(?P<version>\S+))?")
-_FUNCTION = re.compile(r"[0-9a-f]+ <(?P<name>.+)>:")
+_LABEL = re.compile(r"(?P<address>[0-9a-f]+) <(?P<name>.+)>:")
 _INSTRUCTION = re.compile(r"\s*[0-9a-f]+:\t(?P<text>.+)")
 
 
@@ -79,11 +79,39 @@ def machine(path: Path) -> str:
     return next(line.split(":", 1)[1].strip() for line in _lines("readelf", "-hW", path) if "Machine:" in line)
 
 
-def instructions(path: Path) -> Iterator[tuple[str, str]]:
-    """(mangled name of the function, instruction text) of every instruction."""
-    function = ""
+@dataclass(frozen=True)
+class Function:
+    """Code under one label. ``file`` is the source whose local symbol it is; None for a symbol of the whole library."""
+
+    name: str
+    file: str | None
+
+
+def instructions(path: Path) -> Iterator[tuple[Function, str]]:
+    """The function and the text of every instruction."""
+    files = _local_symbol_files(path)
+    function = Function("", None)
     for line in _lines("objdump", "-dw", "--no-show-raw-insn", path):
         if match := _INSTRUCTION.match(line):
             yield function, match["text"]
-        elif match := _FUNCTION.match(line):
-            function = match["name"]
+        elif match := _LABEL.match(line):
+            name = match["name"]
+            function = Function(name, files.get((int(match["address"], 16), name)))
+
+
+def _local_symbol_files(path: Path) -> dict[tuple[int, str], str]:
+    """(address, name) of each local symbol to its source file: the symbol table lists them below a FILE entry.
+
+    A hidden global symbol is local in a linked library too, but stands below an entry without a name.
+    """
+    files: dict[tuple[int, str], str] = {}
+    current = ""
+    for line in _lines("readelf", "-sW", path):
+        words = line.split()
+        if line.startswith("Symbol table"):
+            current = ""
+        elif len(words) >= 7 and words[3] == "FILE":
+            current = words[7] if len(words) > 7 else ""
+        elif current and len(words) == 8 and words[4] == "LOCAL":
+            files[int(words[1], 16), words[7]] = current
+    return files

@@ -2,7 +2,8 @@
 
 A weak symbol in a file built with AVX flags is the danger: the linker keeps one copy of an inline function, and when it
 is the AVX copy, generic code dies with SIGILL on an older CPU. Looked at from three sides: which files get the flags,
-what the object files define, and where the linked library holds wide instructions.
+what the object files define, and where the linked library holds wide instructions. The last two read the symbol table,
+which shipped libraries keep.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from bundle.buildfile import Section
 from bundle.checks import Skipped, Subject, binutils
+from bundle.checks.binutils import Function
 
 ISAS = ("avx2", "avx512")
 _ISA_FILE = re.compile(rf"kernel_({'|'.join(ISAS)})(?:_\w+)?\.cpp")
@@ -74,15 +76,20 @@ def _isa_object(path: Path, name: str, isa: str) -> Iterator[str]:
 
 def _baseline_object(path: Path, name: str) -> Iterator[str]:
     for function, text in _first_wide(path):
-        yield f"{name}: {binutils.demangle((function,))[function]} holds `{text}` but is built for every CPU"
+        yield f"{name}: {_readable(function.name)} holds `{text}` but is built for every CPU"
 
 
 def library(target: Subject) -> Iterator[str]:
-    """In the linked library, AVX instructions occur only in functions of padfree::<op>::<isa>."""
+    """In the library, AVX occurs only in functions of padfree::<op>::<isa> and in local ones of kernel_<isa>.cpp."""
     _x86_only(target)
     for function, text in _first_wide(target.library):
-        if not any(in_isa_namespace(function, isa) for isa in ISAS):
-            yield f"{binutils.demangle((function,))[function]} holds `{text}` outside padfree::<op>::<isa>"
+        if isa_of(function.file or "") or any(in_isa_namespace(function.name, isa) for isa in ISAS):
+            continue
+        yield f"{_readable(function.name)} holds `{text}` outside padfree::<op>::<isa>"
+
+
+def _readable(mangled: str) -> str:
+    return binutils.demangle((mangled,))[mangled]
 
 
 def _x86_only(target: Subject) -> None:
@@ -90,13 +97,13 @@ def _x86_only(target: Subject) -> None:
         raise Skipped(f"{target.variant.platform} has one instruction set here")
 
 
-def _first_wide(path: Path) -> Iterator[tuple[str, str]]:
-    """(function, instruction) of the first wide instruction of each function that has one."""
-    seen: set[str] = set()
+def _first_wide(path: Path) -> Iterator[tuple[Function, str]]:
+    """Each function that has a wide instruction, with the first one."""
+    seen: set[Function] = set()
     for function, text in binutils.instructions(path):
         if function not in seen and is_wide(text):
             seen.add(function)
-            yield function, text.replace("\t", " ").strip()
+            yield function, " ".join(text.split("#")[0].split())
 
 
 def is_wide(instruction: str) -> bool:
