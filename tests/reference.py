@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import attention_allowance
 import torch
+from tolerance import FUNCTION_ULPS, gamma, rounded, unit_roundoff
 
 # ---- attention -------------------------------------------------------------------------------------------------------
 
@@ -169,3 +170,121 @@ def _as_called(name, tensor, q, k):
     if name == "out" and q.dim() == 4:
         return tensor.unflatten(0, q.shape[:2])
     return tensor
+
+
+# ---- causal_conv1d ---------------------------------------------------------------------------------------------------
+
+
+class ConvSequence(NamedTuple):
+    """One run of equal ``seq_idx`` (a whole batch row without it), and the row of the states that belongs to it."""
+
+    batch: int
+    begin: int
+    end: int
+    state: int
+
+
+def conv_sequences(batch, seqlen, seq_idx):
+    """The sequences of a (B, L) batch; those with a negative ``seq_idx`` are padding and left out."""
+    if seq_idx is None:
+        return [ConvSequence(b, 0, seqlen, b) for b in range(batch)]
+    found = []
+    for b, row in enumerate(seq_idx.tolist()):
+        starts = [i for i in range(seqlen) if i == 0 or row[i] != row[i - 1]]
+        ends = [*starts[1:], seqlen]
+        found += [ConvSequence(b, i, j, row[i]) for i, j in zip(starts, ends, strict=True) if row[i] >= 0]
+    return found
+
+
+def _conv_windows(x, states, sequence, width):
+    """(D, n, W): what each position of the sequence sees, oldest first; the state, or zeros, lie before it."""
+    before = x.new_zeros(x.shape[1], width - 1) if states is None else states[sequence.state]
+    return torch.cat([before, x[sequence.batch, :, sequence.begin : sequence.end]], -1).unfold(1, width, 1)
+
+
+def causal_conv1d(
+    x, weight, bias=None, seq_idx=None, initial_states=None, activation=None, dout=None, dfinal_states=None
+):
+    """act(bias + sum_k weight[k] x[l - (W - 1) + k]): ``out``, ``final_states``; with ``dout`` every gradient.
+
+    Shapes as in ``causal_conv1d_fn``; a ``dfinal_states`` is the gradient of the final states, added to the others.
+    """
+    leaves = {"dx": x, "dweight": weight, "dbias": bias, "dinitial_states": initial_states}
+    leaves = {name: t.detach().cpu().double().requires_grad_() for name, t in leaves.items() if t is not None}
+    x64, weight64, bias64 = leaves["dx"], leaves["dweight"], leaves.get("dbias")
+    states64 = leaves.get("dinitial_states")
+    width, sequences = weight.shape[1], conv_sequences(x.shape[0], x.shape[2], seq_idx)
+    silu = activation is not None
+
+    absolute = {name: leaf.detach().abs().requires_grad_() for name, leaf in leaves.items()}
+    pre, magnitude = torch.zeros_like(x64), torch.zeros_like(x64)
+    inside = torch.zeros_like(x64)
+    for s in sequences:
+        span = (s.batch, slice(None), slice(s.begin, s.end))
+        pre[span] = (_conv_windows(x64, states64, s, width) * weight64[:, None]).sum(-1)
+        windows = _conv_windows(absolute["dx"], absolute.get("dinitial_states"), s, width)
+        magnitude[span] = (windows * absolute["dweight"][:, None]).sum(-1)
+        inside[span] = 1.0
+    if bias is not None:
+        pre = pre + bias64[:, None] * inside
+        magnitude = magnitude + absolute["dbias"][:, None] * inside
+    out = torch.nn.functional.silu(pre) if silu else pre
+    pre_error = gamma(width + 1) * magnitude.detach()
+    results = {"out": (out, rounded(out.detach(), _silu_error(pre.detach(), pre_error, silu), x.dtype))}
+
+    final = _conv_final_states(x64, states64, sequences, width)
+    results["final_states"] = (final, torch.zeros_like(final))
+    if dout is None:
+        return results
+    target = (out * dout.double()).sum()
+    if dfinal_states is not None:
+        target = target + (final * dfinal_states.double()).sum()
+    gradients = torch.autograd.grad(target, list(leaves.values()), allow_unused=True, retain_graph=True)
+    errors = _conv_gradient_errors(pre, pre_error, out, magnitude, absolute, dout, silu)
+    dtypes = {"dx": x, "dweight": weight, "dbias": bias, "dinitial_states": initial_states}
+    for (name, leaf), gradient, error in zip(leaves.items(), gradients, errors, strict=True):
+        wanted = torch.zeros_like(leaf) if gradient is None else gradient
+        error = torch.zeros_like(leaf) if error is None else error
+        if dfinal_states is not None:  # autograd adds it to the stored gradient: one more rounding of each and the sum
+            unit = unit_roundoff(dtypes[name].dtype)
+            error = error + 2 * unit * (wanted.abs() + error + dfinal_states.double().abs().max())
+        results[name] = (wanted, rounded(wanted, error, dtypes[name].dtype))
+    return results
+
+
+def _silu_error(pre, pre_error, silu):
+    """What an error of ``pre`` and the evaluation of silu do to the output: |silu'| < 1.1, then sigmoid's own error."""
+    if not silu:
+        return pre_error
+    return 1.1 * pre_error + pre.abs() * _sigmoid_error(pre)
+
+
+def _sigmoid_error(pre):
+    """1 / (1 + exp(-pre)): exp is off by |pre| + FUNCTION_ULPS roundoffs, of which s (1 - s) arrive; then two more."""
+    s = torch.sigmoid(pre)
+    return unit_roundoff(torch.float32) * (s * (1 - s) * (pre.abs() + FUNCTION_ULPS) + 3 * s)
+
+
+def _conv_gradient_errors(pre, pre_error, out, magnitude, absolute, dout, silu):
+    """Errors of the gradients of the leaves, in their order, before they are stored.
+
+    dpre = dout silu'(pre) with |silu''| < 0.51; then sums of at most B L + W products of it, whose magnitudes come from
+    the same graph over absolute values.
+    """
+    dout = dout.detach().double()
+    (slope,) = torch.autograd.grad(out.sum(), pre) if silu else (torch.ones_like(pre),)
+    pre = pre.detach()
+    evaluation = (1 + pre.abs()) * _sigmoid_error(pre) + 4 * unit_roundoff(torch.float32) * (1 + pre.abs())
+    dpre_error = dout.abs() * (0.51 * pre_error + evaluation) if silu else torch.zeros_like(pre)
+    terms = pre.shape[0] * pre.shape[2] + absolute["dweight"].shape[1]
+    error = dpre_error + gamma(terms) * (dout * slope).abs()
+    return torch.autograd.grad((magnitude * error).sum(), list(absolute.values()), allow_unused=True)
+
+
+def _conv_final_states(x, states, sequences, width):
+    """(N, D, W - 1): the last inputs of each sequence, behind what is left of its initial state."""
+    number = max((s.state + 1 for s in sequences), default=0) if states is None else states.shape[0]
+    rows = list(x.new_zeros(number, x.shape[1], width - 1) if states is None else states)
+    for s in sequences:
+        rows[s.state] = torch.cat([rows[s.state], x[s.batch, :, s.begin : s.end]], -1)[:, -(width - 1) :]
+    return torch.stack(rows) if rows else x.new_zeros(0, x.shape[1], width - 1)

@@ -32,6 +32,19 @@ STABLE_TORCH_LIBRARY(TORCH_EXTENSION_NAME, ops) {
       "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, "
       "float softmax_scale, bool causal, SymInt window_left, SymInt window_right, float softcap) "
       "-> (Tensor dq, Tensor dk, Tensor dv)");
+
+  // x (B, D, L), weight (D, W), bias (D,), seq_idx int32 (B, L), initial_states (N, D, W - 1).
+  ops.def(
+      "causal_conv1d_fwd(Tensor x, Tensor weight, Tensor? bias, Tensor? seq_idx, Tensor? initial_states, "
+      "bool silu) -> Tensor");
+  ops.def(
+      "causal_conv1d_fwd_out(Tensor x, Tensor weight, Tensor? bias, Tensor? seq_idx, Tensor? initial_states, "
+      "bool silu, Tensor(a!) out) -> ()");
+  // Gradients of x, weight, bias and initial_states; the last two are computed, or empty, without the
+  // argument.
+  ops.def(
+      "causal_conv1d_bwd(Tensor dout, Tensor x, Tensor weight, Tensor? bias, Tensor? seq_idx, "
+      "Tensor? initial_states, bool silu) -> (Tensor, Tensor, Tensor, Tensor)");
 }
 
 #if defined(CPU_KERNEL)
@@ -42,6 +55,9 @@ STABLE_TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, ops) 
 STABLE_TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CPU, ops) {
   ops.impl("attention_fwd", TORCH_BOX(&padfree::attention_fwd));
   ops.impl("attention_bwd", TORCH_BOX(&padfree::attention_bwd));
+  ops.impl("causal_conv1d_fwd", TORCH_BOX(&padfree::causal_conv1d_fwd));
+  ops.impl("causal_conv1d_fwd_out", TORCH_BOX(&padfree::causal_conv1d_fwd_out));
+  ops.impl("causal_conv1d_bwd", TORCH_BOX(&padfree::causal_conv1d_bwd));
 }
 #endif
 

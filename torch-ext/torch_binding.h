@@ -24,4 +24,16 @@ std::tuple<torch::stable::Tensor, torch::stable::Tensor, torch::stable::Tensor> 
     std::optional<torch::stable::Tensor> cu_seqlens_k, int64_t max_seqlen_q, int64_t max_seqlen_k,
     double softmax_scale, bool causal, int64_t window_left, int64_t window_right, double softcap);
 
+// kernel-src/causal_conv1d/cpu/host.cpp
+using torch::stable::Tensor;
+
+Tensor causal_conv1d_fwd(Tensor x, Tensor weight, std::optional<Tensor> bias, std::optional<Tensor> seq_idx,
+                         std::optional<Tensor> initial_states, bool silu);
+void causal_conv1d_fwd_out(Tensor x, Tensor weight, std::optional<Tensor> bias, std::optional<Tensor> seq_idx,
+                           std::optional<Tensor> initial_states, bool silu, Tensor out);
+std::tuple<Tensor, Tensor, Tensor, Tensor> causal_conv1d_bwd(Tensor dout, Tensor x, Tensor weight,
+                                                             std::optional<Tensor> bias,
+                                                             std::optional<Tensor> seq_idx,
+                                                             std::optional<Tensor> initial_states, bool silu);
+
 }  // namespace padfree

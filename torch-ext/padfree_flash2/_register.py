@@ -1,6 +1,8 @@
 """Fake kernels and autograd of every op; the only file that names ``torch.library``."""
 
-from ._ops import ops
+import torch
+
+from ._ops import add_op_namespace_prefix, ops
 
 _ISA_NAMES = ("generic", "avx2", "avx512")
 
@@ -14,3 +16,52 @@ def isa() -> str:
     The environment variable ``PADFREE_ISA``, read once when the bundle is loaded, forces a path.
     """
     return _ISA
+
+
+# --- causal_conv1d ---------------------------------------------------------------------------------------------------
+
+
+def _conv_like(x: torch.Tensor) -> torch.Tensor:
+    # The layout rule of causal_conv1d/cpu/host.cpp: a transposed (B, L, D) gives one, everything else is contiguous.
+    batch, channels, seqlen = x.shape
+    if x.stride(1) == 1 and x.stride(2) != 1:
+        return x.new_empty((batch, seqlen, channels)).transpose(1, 2)
+    return x.new_empty((batch, channels, seqlen))
+
+
+@torch.library.register_fake(add_op_namespace_prefix("causal_conv1d_fwd"))
+def _(x, weight, bias, seq_idx, initial_states, silu):
+    return _conv_like(x)
+
+
+@torch.library.register_fake(add_op_namespace_prefix("causal_conv1d_fwd_out"))
+def _(x, weight, bias, seq_idx, initial_states, silu, out):
+    return None
+
+
+@torch.library.register_fake(add_op_namespace_prefix("causal_conv1d_bwd"))
+def _(dout, x, weight, bias, seq_idx, initial_states, silu):
+    channels, width = weight.shape
+    states = 0 if initial_states is None else initial_states.shape[0]
+    return (
+        _conv_like(x),
+        weight.new_empty((channels, width)),
+        (weight if bias is None else bias).new_empty((channels,)),
+        x.new_empty((states, width - 1, channels)).transpose(1, 2),
+    )
+
+
+def _conv_setup_context(ctx, inputs, output):
+    x, weight, bias, seq_idx, initial_states, ctx.silu = inputs
+    ctx.save_for_backward(x, weight, bias, seq_idx, initial_states)
+
+
+def _conv_backward(ctx, dout):
+    _, _, bias, _, initial_states = saved = ctx.saved_tensors
+    dx, dweight, dbias, dstates = ops.causal_conv1d_bwd(dout, *saved, ctx.silu)
+    return dx, dweight, None if bias is None else dbias, None, None if initial_states is None else dstates, None
+
+
+torch.library.register_autograd(
+    add_op_namespace_prefix("causal_conv1d_fwd"), _conv_backward, setup_context=_conv_setup_context
+)

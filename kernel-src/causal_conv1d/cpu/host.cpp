@@ -1,0 +1,270 @@
+// causal_conv1d on the CPU: checks, layout, the cut of the work, the choice of the instruction set.
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+#include <optional>
+#include <tuple>
+#include <vector>
+
+#include "../../common/checks.h"
+#include "../../common/cpu/isa.h"
+#include "../../common/cpu/parallel.h"
+#include "../params.h"
+#include "pieces.h"
+#include "torch_binding.h"
+
+namespace padfree::causal_conv1d {
+
+namespace generic {
+extern const Kernels kKernels;
+}
+namespace avx2 {
+extern const Kernels kKernels;
+}
+
+namespace {
+
+constexpr const char* kOp = "causal_conv1d";
+
+const Kernels& kernels() {
+#if defined(__x86_64__)
+  if (current_isa() >= Isa::kAvx2) return avx2::kKernels;
+#endif
+  return generic::kKernels;
+}
+
+// How much of time and how many channels one task takes. Long enough to pay for its start, short enough that
+// a chunk's rows stay in L2 between the taps and that small inputs still fill the cores. Depends on shapes
+// only: the gradient sums are added chunk by chunk.
+struct Blocking {
+  int64_t chunk_length, channel_block;
+};
+Blocking blocking(Layout layout, int64_t channels, int64_t seqlen, bool backward) {
+  constexpr int64_t kElementsPerTask = 32768, kLongestLine = 4096;
+  if (layout == Layout::kChannelLast) {
+    const int64_t channel_block = std::min(channels, kMaxChannelBlock);
+    return {std::max<int64_t>(backward ? 256 : 64, kElementsPerTask / channel_block), kMaxChannelBlock};
+  }
+  return {kLongestLine, std::max<int64_t>(1, kElementsPerTask / std::min(seqlen, kLongestLine))};
+}
+
+// Channel-last is what transformers' models hand over: a transposed (B, L, D). Both strides 1 (L or D is 1)
+// counts as channel-first. _register.py repeats this rule for the fake kernels.
+Layout layout_of(const Tensor& x) {
+  return x.stride(1) == 1 && x.stride(2) != 1 ? Layout::kChannelLast : Layout::kChannelFirst;
+}
+
+// x itself if its vectors lie as `layout` says, else a copy that does.
+Tensor fit(const Tensor& x, Layout layout) {
+  if (layout == Layout::kChannelLast) {
+    if (x.stride(1) == 1 || x.size(1) == 1) return x;
+    return torch::stable::transpose(torch::stable::contiguous(torch::stable::transpose(x, 1, 2)), 1, 2);
+  }
+  return x.stride(2) == 1 || x.size(2) == 1 ? x : torch::stable::contiguous(x);
+}
+
+// A dense (B, D, L) tensor in the given layout.
+Tensor empty_like(const Tensor& x, Layout layout) {
+  const int64_t sizes[] = {x.size(0), x.size(1), x.size(2)};
+  const int64_t plane = sizes[1] * sizes[2];
+  const int64_t strides[2][3] = {{plane, sizes[2], 1}, {plane, 1, sizes[1]}};
+  int32_t dtype;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(x.get(), &dtype));
+  AtenTensorHandle handle;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(3, sizes, strides[static_cast<int>(layout)], dtype,
+                                                         aoti_torch_device_type_cpu(), 0, &handle));
+  return Tensor(handle);
+}
+
+View view_of(const Tensor& x) {
+  return {x.data_ptr(), x.stride(0), x.stride(1), x.stride(2)};
+}
+
+struct Inputs {
+  Tensor x, weight;
+  std::optional<Tensor> bias, seq_idx, initial_states;
+  bool silu;
+};
+
+void check_inputs(const Inputs& in) {
+  check_cpu(kOp, "x", in.x);
+  check_dim(kOp, "x", in.x, 3);
+  dtype_of(kOp, "x", in.x);
+  check_cpu(kOp, "weight", in.weight);
+  check_dim(kOp, "weight", in.weight, 2);
+  check_size(kOp, "weight", in.weight, 0, in.x.size(1));
+  const int64_t width = in.weight.size(1);
+  check(width >= kMinWidth && width <= kMaxWidth, kOp, ": weight must be ", kMinWidth, " to ", kMaxWidth,
+        " wide, got ", width);
+  if (in.bias) {
+    check_cpu(kOp, "bias", *in.bias);
+    check_dim(kOp, "bias", *in.bias, 1);
+    check_size(kOp, "bias", *in.bias, 0, in.x.size(1));
+  }
+  if (in.seq_idx) {
+    check_cpu(kOp, "seq_idx", *in.seq_idx);
+    check_dim(kOp, "seq_idx", *in.seq_idx, 2);
+    check_size(kOp, "seq_idx", *in.seq_idx, 0, in.x.size(0));
+    check_size(kOp, "seq_idx", *in.seq_idx, 1, in.x.size(2));
+  }
+  if (in.initial_states) {
+    check_cpu(kOp, "initial_states", *in.initial_states);
+    check_same_dtype(kOp, "initial_states", *in.initial_states, in.x);
+    check_dim(kOp, "initial_states", *in.initial_states, 3);
+    check_size(kOp, "initial_states", *in.initial_states, 1, in.x.size(1));
+    check_size(kOp, "initial_states", *in.initial_states, 2, width - 1);
+    if (!in.seq_idx) check_size(kOp, "initial_states", *in.initial_states, 0, in.x.size(0));
+  }
+}
+
+// Everything a ForwardParams points to.
+class Forward {
+ public:
+  Forward(const Inputs& in, Layout layout, bool backward) : x_(fit(in.x, layout)) {
+    const int64_t channels = in.x.size(1), padded = (channels + kChannelPad - 1) / kChannelPad * kChannelPad;
+    const int width = static_cast<int>(in.weight.size(1));
+    pack(in, padded);
+    const Blocking blocks = blocking(layout, channels, in.x.size(2), backward);
+    pieces_ = cut({in.x.size(0), in.x.size(2), in.seq_idx ? int32_data(kOp, "seq_idx", *in.seq_idx) : nullptr,
+                   in.initial_states ? in.initial_states->size(0) : -1},
+                  blocks.chunk_length);
+    if (in.initial_states) {
+      initial_states_ = torch::stable::contiguous(torch::stable::transpose(*in.initial_states, 1, 2));
+    }
+    params_ = {.dtype = dtype_of(kOp, "x", in.x),
+               .layout = layout,
+               .width = width,
+               .silu = in.silu,
+               .channels = channels,
+               .channels_padded = padded,
+               .x = view_of(x_),
+               .out = {},
+               .weight = packed_.data(),
+               .bias = packed_.data() + width * padded,
+               .initial_states = initial_states_ ? initial_states_->data_ptr() : nullptr,
+               .partition = pieces_.partition(blocks.channel_block)};
+  }
+  Forward(const Forward&) = delete;
+
+  ForwardParams& params() { return params_; }
+  int64_t tasks() const {
+    const int64_t block = params_.partition.channel_block;
+    return params_.partition.chunks * ((params_.channels + block - 1) / block);
+  }
+
+ private:
+  void pack(const Inputs& in, int64_t padded) {
+    const int64_t width = in.weight.size(1);
+    packed_.resize((width + 1) * padded);
+    const DType weight_dtype = dtype_of(kOp, "weight", in.weight);
+    kernels().pack({.width = static_cast<int>(width),
+                    .channels = in.x.size(1),
+                    .channels_padded = padded,
+                    .weight_dtype = weight_dtype,
+                    .bias_dtype = in.bias ? dtype_of(kOp, "bias", *in.bias) : weight_dtype,
+                    .weight = in.weight.data_ptr(),
+                    .bias = in.bias ? in.bias->data_ptr() : nullptr,
+                    .weight_channel_stride = in.weight.stride(0),
+                    .weight_tap_stride = in.weight.stride(1),
+                    .bias_stride = in.bias ? in.bias->stride(0) : 0,
+                    .packed = packed_.data()});
+  }
+
+  Tensor x_;
+  std::optional<Tensor> initial_states_;  // (N, W - 1, D)
+  std::vector<float> packed_;
+  Pieces pieces_;
+  ForwardParams params_;
+};
+
+void run_forward(const Inputs& in, const Tensor& out, Layout layout) {
+  if (in.x.numel() == 0) return;
+  Forward forward(in, layout, false);
+  forward.params().out = view_of(out);
+  parallel_tasks(
+      forward.tasks(),
+      [](void* params, int64_t index, int) {
+        kernels().forward(*static_cast<const ForwardParams*>(params), index);
+      },
+      &forward.params());
+}
+
+}  // namespace
+}  // namespace padfree::causal_conv1d
+
+namespace padfree {
+
+using namespace causal_conv1d;
+
+Tensor causal_conv1d_fwd(Tensor x, Tensor weight, std::optional<Tensor> bias, std::optional<Tensor> seq_idx,
+                         std::optional<Tensor> initial_states, bool silu) {
+  const Inputs in{x, weight, bias, seq_idx, initial_states, silu};
+  check_inputs(in);
+  const Layout layout = layout_of(x);
+  Tensor out = empty_like(x, layout);
+  run_forward(in, out, layout);
+  return out;
+}
+
+void causal_conv1d_fwd_out(Tensor x, Tensor weight, std::optional<Tensor> bias, std::optional<Tensor> seq_idx,
+                           std::optional<Tensor> initial_states, bool silu, Tensor out) {
+  const Inputs in{x, weight, bias, seq_idx, initial_states, silu};
+  check_inputs(in);
+  check_cpu(kOp, "out", out);
+  check_dim(kOp, "out", out, 3);
+  for (int64_t dim = 0; dim < 3; ++dim) check_size(kOp, "out", out, dim, x.size(dim));
+  check_same_dtype(kOp, "out", out, x);
+  check(out.stride(1) == 1 || out.stride(2) == 1, kOp, ": out must have stride 1 in dimension 1 or 2, got ",
+        out.stride(1), " and ", out.stride(2));
+  run_forward(in, out, layout_of(out));
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> causal_conv1d_bwd(Tensor dout, Tensor x, Tensor weight,
+                                                             std::optional<Tensor> bias,
+                                                             std::optional<Tensor> seq_idx,
+                                                             std::optional<Tensor> initial_states,
+                                                             bool silu) {
+  const Inputs in{x, weight, bias, seq_idx, initial_states, silu};
+  check_inputs(in);
+  check_cpu(kOp, "dout", dout);
+  check_dim(kOp, "dout", dout, 3);
+  for (int64_t dim = 0; dim < 3; ++dim) check_size(kOp, "dout", dout, dim, x.size(dim));
+  check_same_dtype(kOp, "dout", dout, x);
+
+  const int64_t channels = x.size(1), width = weight.size(1);
+  const Layout layout = layout_of(x);
+  Tensor dx = empty_like(x, layout);
+  Tensor dweight = torch::stable::new_zeros(weight, {channels, width});
+  Tensor dbias = torch::stable::new_zeros(bias ? *bias : weight, {channels});
+  Tensor dstates =
+      torch::stable::new_zeros(x, {initial_states ? initial_states->size(0) : 0, width - 1, channels});
+  Tensor dstates_out = torch::stable::transpose(dstates, 1, 2);
+  if (x.numel() == 0) return {dx, dweight, dbias, dstates_out};
+
+  Forward forward(in, layout, true);
+  const Tensor fitted_dout = fit(dout, layout);
+  const ForwardParams& f = forward.params();
+  std::vector<float> partial(f.partition.chunks * (width + 1) * f.channels_padded);
+  BackwardParams params = {.forward = f,
+                           .dout = view_of(fitted_dout),
+                           .dx = view_of(dx),
+                           .dinitial_states = dstates.data_ptr(),
+                           .partial = partial.data()};
+  parallel_tasks(
+      forward.tasks(),
+      [](void* p, int64_t index, int) { kernels().backward(*static_cast<const BackwardParams*>(p), index); },
+      &params);
+  kernels().reduce({.width = static_cast<int>(width),
+                    .channels = channels,
+                    .channels_padded = f.channels_padded,
+                    .chunks = f.partition.chunks,
+                    .partial = partial.data(),
+                    .weight_dtype = dtype_of(kOp, "weight", dweight),
+                    .bias_dtype = dtype_of(kOp, "bias", dbias),
+                    .dweight = dweight.data_ptr(),
+                    .dbias = dbias.data_ptr()});
+  return {dx, dweight, dbias, dstates_out};
+}
+
+}  // namespace padfree

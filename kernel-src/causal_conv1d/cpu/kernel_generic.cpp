@@ -1,0 +1,14 @@
+// The causal_conv1d bodies compiled for one instruction set; see kernel.h.
+// clang-format off: the bodies are written against the vector type that comes first
+#include "../../common/cpu/vec_generic.h"
+#include "../../common/cpu/vec_math.h"
+#define PADFREE_ISA generic
+#include "kernel.h"
+// clang-format on
+
+namespace padfree::causal_conv1d::generic {
+
+extern const Kernels kKernels;
+const Kernels kKernels = {&pack, &forward, &backward, &reduce};
+
+}  // namespace padfree::causal_conv1d::generic

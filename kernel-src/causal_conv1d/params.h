@@ -1,0 +1,95 @@
+// What the host hands to the causal_conv1d kernels: plain data, filled by name.
+//
+// Shapes in comments: B batch, D channels, L time, W = width, N states, Dp = D rounded up to kChannelPad.
+#pragma once
+
+#include <cstdint>
+
+#include "../common/types.h"
+
+namespace padfree::causal_conv1d {
+
+constexpr int kMinWidth = 2;
+constexpr int kMaxWidth = 4;
+// Weight, bias and their gradients are laid out channel-innermost and padded, so that only activations need
+// partial vectors.
+constexpr int64_t kChannelPad = 16;
+// Most channels a task of the channel-last bodies walks: W + 1 rows of it stay in L1.
+constexpr int64_t kMaxChannelBlock = 512;
+
+// Which dimension of x has stride 1: what the vectors run along.
+enum class Layout : int { kChannelFirst = 0, kChannelLast = 1 };
+
+// A stretch [begin, end) of time of one batch row that lies in one sequence and in one chunk.
+struct Piece {
+  static constexpr int64_t kZeroState = -1;  // the sequence begins with zeros before it
+  static constexpr int64_t kPadding = -2;    // seq_idx < 0: output 0, gradient 0
+  int64_t batch;
+  int64_t begin, end;
+  int64_t sequence_begin, sequence_end;
+  int64_t state;  // row of initial_states that lies before sequence_begin, or one of the two above
+};
+
+// Chunk i holds pieces [first_piece[i], first_piece[i + 1]). A task is one chunk times one channel block; the
+// cut depends on shapes and boundaries only, never on the number of threads.
+struct Partition {
+  const Piece* pieces;
+  const int64_t* first_piece;
+  int64_t chunks;
+  int64_t channel_block;
+};
+
+// A (B, D, L) tensor: strides in elements.
+struct View {
+  void* data;
+  int64_t batch_stride, channel_stride, time_stride;
+};
+
+struct ForwardParams {
+  DType dtype;
+  Layout layout;
+  int width;
+  bool silu;
+  int64_t channels, channels_padded;
+  View x, out;
+  const float* weight;         // [W][Dp], oldest tap first
+  const float* bias;           // [Dp]
+  const void* initial_states;  // [N][W - 1][D] of dtype, oldest first; null if none
+  Partition partition;
+};
+
+struct BackwardParams {
+  ForwardParams forward;  // forward.out is not used
+  View dout, dx;
+  void* dinitial_states;  // [N][W - 1][D] of dtype
+  float* partial;         // [chunks][W + 1][Dp]: the sums over one chunk of dweight (W rows) and dbias
+};
+
+// Weight and bias of any storage type and stride into float, as the bodies read them.
+struct PackParams {
+  int width;
+  int64_t channels, channels_padded;
+  DType weight_dtype, bias_dtype;
+  const void *weight, *bias;  // [D][W], [D]; bias is null if absent
+  int64_t weight_channel_stride, weight_tap_stride, bias_stride;
+  float* packed;  // [W + 1][Dp]: the taps oldest first, then the bias
+};
+
+struct ReduceParams {
+  int width;
+  int64_t channels, channels_padded, chunks;
+  const float* partial;  // as above
+  DType weight_dtype, bias_dtype;
+  void* dweight;  // [D][W]
+  void* dbias;    // [D]
+};
+
+// One function of each kind per instruction set.
+struct Kernels {
+  void (*pack)(const PackParams&);
+  void (*forward)(const ForwardParams&, int64_t task);
+  void (*backward)(const BackwardParams&, int64_t task);
+  void (*reduce)(const ReduceParams&);
+};
+
+}  // namespace padfree::causal_conv1d

@@ -1,0 +1,406 @@
+"""causal_conv1d_fn: values and gradients against the float64 oracle, boundaries, states, layouts, purity, compile."""
+
+import cases
+import pytest
+import reference
+import torch
+from tolerance import assert_close, assert_same_bits
+
+FP32, BF16 = torch.float32, torch.bfloat16
+
+
+def channel_first(x):
+    return x.contiguous()
+
+
+def channel_last(x):
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+LAYOUTS = {"channel_first": channel_first, "channel_last": channel_last}
+
+
+def seq_idx_of(*rows):
+    """Rows of (sequence number, length) pairs as (B, L) int32."""
+    rows = [torch.repeat_interleave(*(torch.tensor(list(column)) for column in zip(*row, strict=True))) for row in rows]
+    return torch.stack(rows).to(torch.int32)
+
+
+def numbered(*lengths):
+    return list(enumerate(lengths))
+
+
+def inputs(batch, channels, seqlen, width, *, dtype=FP32, weight_dtype=None, bias=True, states=0, layout=channel_first):
+    """x, weight, bias, initial_states (N rows, None for 0) and dout."""
+    weight_dtype = weight_dtype or dtype
+    x = layout(cases.embed_in_nan(cases.randn(batch, channels, seqlen, dtype=dtype)))
+    weight = cases.randn(channels, width, dtype=weight_dtype, seed=1)
+    bias = cases.randn(channels, dtype=weight_dtype, seed=2) if bias else None
+    states = cases.randn(states, channels, width - 1, dtype=dtype, seed=3) if states else None
+    return x, weight, bias, states, cases.randn(batch, channels, seqlen, dtype=dtype, seed=4)
+
+
+def run(padfree, x, weight, bias=None, seq_idx=None, states=None, dout=None, dfinal=None, activation="silu"):
+    """Every output and gradient by the oracle's names."""
+    leaves = {"dx": x, "dweight": weight, "dbias": bias, "dinitial_states": states}
+    leaves = {name: t.detach().requires_grad_() for name, t in leaves.items() if t is not None}
+    wants_final = dfinal is not None
+    result = padfree.causal_conv1d_fn(
+        leaves["dx"], leaves["dweight"], leaves.get("dbias"), seq_idx, leaves.get("dinitial_states"),
+        return_final_states=wants_final, activation=activation,
+    )  # fmt: skip
+    outputs = dict(zip(("out", "final_states"), result if wants_final else (result,), strict=False))
+    if dout is None:
+        return outputs
+    gradients = torch.autograd.grad(
+        list(outputs.values()), list(leaves.values()), [dout, dfinal][: len(outputs)], allow_unused=True
+    )
+    return {**outputs, **{n: g for n, g in zip(leaves, gradients, strict=True) if g is not None}}
+
+
+def check(padfree, x, weight, bias, states, dout, seq_idx=None, activation="silu", dfinal=None):
+    got = run(padfree, x, weight, bias, seq_idx, states, dout, dfinal, activation)
+    wanted = reference.causal_conv1d(x, weight, bias, seq_idx, states, activation, dout, dfinal)
+    for name, tensor in got.items():
+        assert_close(tensor, *wanted[name], name)
+    return got
+
+
+# ---- values ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("width", [2, 3, 4])
+@pytest.mark.parametrize("dtype", cases.DTYPES, ids=cases.dtype_id)
+@pytest.mark.parametrize(("bias", "activation"), [(True, "silu"), (False, None)])
+def test_matches_oracle(padfree, dtype, width, layout, bias, activation):
+    for channels in (13, 24):
+        got = check(padfree, *inputs(2, channels, 67, width, dtype=dtype, bias=bias, layout=layout), None, activation)
+        assert got["out"].stride() == layout(got["out"]).stride()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("seqlen", [1, 2, 3, 4, 63, 64, 65, 127, 129, 257, 1026])
+def test_lengths(padfree, seqlen, layout):
+    check(padfree, *inputs(1, 9, seqlen, 4, layout=layout))
+
+
+@pytest.mark.parametrize(
+    ("channels", "seqlen", "layout"), [(520, 600, channel_last), (40, 1700, channel_last), (3, 9000, channel_first)]
+)
+def test_chunks_and_channel_blocks(padfree, channels, seqlen, layout):
+    """Sequences that begin, end and lie across where the work is cut."""
+    lengths = [255, 1, 1, 254, seqlen - 511]
+    args = inputs(1, channels, seqlen, 4, layout=layout)
+    check(padfree, *args, seq_idx_of(numbered(*lengths)))
+    check(padfree, *args)
+
+
+def test_swish_is_silu(padfree):
+    x, weight, bias, _, _ = inputs(1, 5, 17, 4)
+    silu = padfree.causal_conv1d_fn(x, weight, bias, activation="silu")
+    assert_same_bits(padfree.causal_conv1d_fn(x, weight, bias, activation="swish"), silu)
+
+
+def test_argument_order_is_the_original_packages(padfree):
+    x, weight, bias, _, _ = inputs(1, 5, 17, 4)
+    seq_idx = seq_idx_of(numbered(8, 9))
+    by_name = padfree.causal_conv1d_fn(x=x, weight=weight, bias=bias, seq_idx=seq_idx, activation="silu")
+    positional = padfree.causal_conv1d_fn(x, weight, bias, seq_idx, None, False, None, "silu")
+    assert_same_bits(positional, by_name)
+
+
+@pytest.mark.parametrize("weight_dtype", cases.DTYPES, ids=cases.dtype_id)
+def test_weight_dtype_is_free(padfree, weight_dtype):
+    got = check(padfree, *inputs(1, 13, 40, 4, dtype=BF16, weight_dtype=weight_dtype))
+    assert got["dweight"].dtype == weight_dtype
+    assert got["dbias"].dtype == weight_dtype
+    assert got["dx"].dtype == BF16
+
+
+@pytest.mark.parametrize("shape", [(0, 5, 7), (2, 0, 7), (2, 5, 0)])
+def test_nothing_to_do(padfree, shape):
+    x, weight, bias, _, dout = inputs(*shape, 4)
+    got = run(padfree, x, weight, bias, None, None, dout)
+    assert got["out"].shape == got["dx"].shape == shape
+    assert not got["dweight"].any()
+    assert not got["dbias"].any()
+
+
+def test_extreme_values(padfree):
+    """silu and its slope stay finite where exp overflows."""
+    x = torch.tensor([[[-3e38, -1e30, -200.0, -90.0, 0.0, 90.0, 200.0, 1e30, 3e38]]])
+    weight = torch.tensor([[0.0, 1.0]])
+    check(padfree, x, weight, None, None, torch.ones_like(x))
+
+
+# ---- boundaries ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("dtype", [FP32, BF16], ids=cases.dtype_id)
+def test_boundaries_and_padding(padfree, dtype, layout):
+    """Segments of 1 to 3 tokens, boundaries inside every tap window, padding in front, between and behind."""
+    seq_idx = seq_idx_of(
+        [(0, 1), (1, 2), (2, 3), (3, 1), (4, 1), (5, 30), (-1, 6), (6, 25)], [(-1, 5), (0, 60), (7, 2), (-3, 2)]
+    )
+    got = check(padfree, *inputs(2, 13, 69, 4, dtype=dtype, layout=layout), seq_idx)
+    padding = (seq_idx < 0)[:, None, :].expand_as(got["out"])
+    assert not got["out"][padding].any()
+    assert not got["dx"][padding].any()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_nothing_but_padding(padfree, layout):
+    x, weight, bias, _, dout = inputs(2, 5, 9, 4, layout=layout)
+    got = run(padfree, x, weight, bias, torch.full((2, 9), -1, dtype=torch.int32), None, dout)
+    assert not any(got[name].any() for name in ("out", "dx", "dweight", "dbias"))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("dtype", [FP32, BF16], ids=cases.dtype_id)
+def test_packed_equals_per_sample_bit_by_bit(padfree, dtype, layout):
+    lengths = [1, 2, 3, 64, 1100, 5, 257]
+    x, weight, bias, _, dout = inputs(1, 20, sum(lengths), 4, dtype=dtype, layout=layout)
+    packed = run(padfree, x, weight, bias, seq_idx_of(numbered(*lengths)), None, dout)
+    samples = [
+        run(padfree, layout(part), weight, bias, None, None, layout(dpart))
+        for part, dpart in zip(x.split(lengths, 2), dout.split(lengths, 2), strict=True)
+    ]
+    for name in ("out", "dx"):
+        assert_same_bits(packed[name], torch.cat([sample[name] for sample in samples], 2), name)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("poison", [float("nan"), 1e4])
+@pytest.mark.parametrize("poisoned", [0, 1, 2])
+def test_poison_stays_in_its_sample(padfree, poisoned, poison, layout):
+    """dweight and dbias are sums over samples, so only they may change."""
+    lengths = [33, 2, 40]
+    x, weight, bias, states, dout = inputs(1, 20, sum(lengths), 4, states=3, layout=layout)
+    seq_idx, dfinal = seq_idx_of(numbered(*lengths)), torch.ones_like(states)
+    clean = run(padfree, x, weight, bias, seq_idx, states, dout, dfinal)
+    span = slice(sum(lengths[:poisoned]), sum(lengths[: poisoned + 1]))
+    for tensor in (x, dout):
+        tensor[:, :, span] = poison
+    dirty = run(padfree, x, weight, bias, seq_idx, states, dout, dfinal)
+    elsewhere = torch.ones(sum(lengths), dtype=torch.bool)
+    elsewhere[span] = False
+    for name in ("out", "dx"):
+        assert_same_bits(dirty[name][..., elsewhere], clean[name][..., elsewhere], name)
+    others = [i for i in range(3) if i != poisoned]
+    for name in ("final_states", "dinitial_states"):
+        assert_same_bits(dirty[name][others], clean[name][others], name)
+
+
+def test_expanded_and_strided_seq_idx(padfree):
+    x, weight, bias, _, _ = inputs(2, 5, 12, 4)
+    seq_idx = seq_idx_of(numbered(5, 7))
+    wanted = padfree.causal_conv1d_fn(x, weight, bias, seq_idx.repeat(2, 1))
+    assert_same_bits(padfree.causal_conv1d_fn(x, weight, bias, seq_idx.expand(2, -1)), wanted)
+    strided = torch.stack([seq_idx, seq_idx + 9], -1)[..., 0].expand(2, -1)
+    assert_same_bits(padfree.causal_conv1d_fn(x, weight, bias, strided), wanted)
+
+
+# ---- states ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("dtype", [FP32, BF16], ids=cases.dtype_id)
+@pytest.mark.parametrize("seqlen", [1, 2, 3, 20])
+@pytest.mark.parametrize("width", [2, 4])
+def test_states(padfree, width, seqlen, dtype, layout):
+    x, weight, bias, states, dout = inputs(2, 13, seqlen, width, dtype=dtype, states=2, layout=layout)
+    check(padfree, x, weight, bias, states, dout, dfinal=cases.randn(*states.shape, dtype=dtype, seed=5))
+    check(padfree, x, weight, bias, None, dout, dfinal=cases.randn(*states.shape, dtype=dtype, seed=5))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("given", [True, False], ids=["initial", "zero"])
+def test_states_packed(padfree, given, layout):
+    """Numbers out of order and with a gap: row 2 belongs to no position and keeps its initial state."""
+    seq_idx = seq_idx_of([(4, 1), (0, 2), (-1, 3), (1, 30)], [(3, 3), (5, 33)])
+    x, weight, bias, states, dout = inputs(2, 13, 36, 4, states=6, layout=layout)
+    states, dfinal = states if given else None, cases.randn(6, 13, 3, seed=5)
+    got = check(padfree, x, weight, bias, states, dout, seq_idx, dfinal=dfinal)
+    kept = states[2] if given else torch.zeros(13, 3)
+    assert_same_bits(got["final_states"][2], kept)
+
+
+def test_states_without_positions(padfree):
+    x, weight, bias, states, _ = inputs(2, 5, 0, 4, states=2)
+    _, final = padfree.causal_conv1d_fn(x, weight, bias, None, states, True)
+    assert_same_bits(final, states)
+    empty = torch.zeros(2, 0, dtype=torch.int32)
+    _, final = padfree.causal_conv1d_fn(x, weight, bias, empty, states, True)
+    assert_same_bits(final, states)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("dtype", [FP32, BF16], ids=cases.dtype_id)
+def test_chunked_calls_equal_one_call(padfree, dtype, layout):
+    lengths = [1, 1, 2, 5, 20]
+    x, weight, bias, states, _ = inputs(2, 13, sum(lengths), 4, dtype=dtype, states=2, layout=layout)
+    whole, final = padfree.causal_conv1d_fn(x, weight, bias, None, states, True, activation="silu")
+    parts = []
+    for part in x.split(lengths, 2):
+        out, states = padfree.causal_conv1d_fn(part, weight, bias, None, states, True, activation="silu")
+        parts.append(out)
+    assert_same_bits(torch.cat(parts, 2), whole)
+    assert_same_bits(states, final)
+
+
+def test_final_states_out(padfree):
+    x, weight, bias, _, _ = inputs(2, 13, 20, 4)
+    _, wanted = padfree.causal_conv1d_fn(x, weight, bias, return_final_states=True)
+    storage = cases.embed_in_nan(torch.zeros(2, 3, 13)).transpose(1, 2)
+    _, final = padfree.causal_conv1d_fn(x, weight, bias, return_final_states=True, final_states_out=storage)
+    assert final is storage
+    assert_same_bits(storage, wanted)
+    assert storage._base.isnan().sum() == storage._base.numel() - storage.numel()
+
+
+# ---- layouts and memory ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", cases.LAYOUTS.values(), ids=cases.LAYOUTS)
+@pytest.mark.parametrize("channels", [13, 24])
+def test_layout_changes_no_bit(padfree, channels, layout):
+    x, weight, bias, states, dout = inputs(2, channels, 70, 4, states=2)
+    wanted = run(padfree, x, weight, bias, None, states, dout)
+    moved = [layout(x), layout(weight[None])[0], bias, None, layout(states), layout(dout)]
+    for last in (False, True):
+        if last:
+            moved[0], moved[5] = (layout(t.transpose(1, 2)).transpose(1, 2) for t in (x, dout))
+        got = run(padfree, *moved)
+        for name in ("out", "dx", "dinitial_states"):
+            assert_same_bits(got[name], wanted[name], name)
+        for name in ("dweight", "dbias"):  # summed along time in another order
+            torch.testing.assert_close(got[name], wanted[name], rtol=1e-5, atol=1e-4)
+
+
+def test_expanded_inputs(padfree):
+    x = cases.randn(1, 1, 40).expand(2, 13, 40)
+    weight, dout = cases.randn(1, 4).expand(13, 4), torch.ones(1, 1, 1).expand(2, 13, 40)
+    check(padfree, x, weight, torch.ones(1).expand(13), None, dout)
+    check(padfree, cases.randn(1, 40, 1).expand(2, 40, 13).transpose(1, 2), weight, None, None, dout)
+    check(padfree, cases.randn(2, 13, 1).expand(2, 13, 40), weight, None, None, dout)
+
+
+def test_offsets_past_32_bits(padfree):
+    far = 2**31 + 8
+    storage = torch.empty(far + 1000, dtype=BF16)  # untouched pages cost nothing
+    _, weight, bias, _, dout = inputs(2, 8, 16, 4, dtype=BF16)
+    x = storage.as_strided((2, 8, 16), (far, 16, 1))
+    x.copy_(cases.randn(2, 8, 16, dtype=BF16))
+    check(padfree, x, weight, bias, None, dout)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("out_layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_out_argument(padfree, out_layout, layout):
+    x, weight, bias, _, _ = inputs(2, 13, 40, 4, layout=layout)
+    wanted = padfree.causal_conv1d_fn(x, weight, bias, activation="silu")
+    out = out_layout(cases.embed_in_nan(torch.zeros_like(x)))
+    assert padfree.causal_conv1d_fn(x, weight, bias, activation="silu", out=out) is out
+    assert_same_bits(out, wanted)
+
+
+# ---- determinism, threads, purity ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_runs_and_threads_give_the_same_bits(padfree, layout):
+    x, weight, bias, states, dout = inputs(2, 200, 700, 4, states=4, layout=layout)
+    seq_idx = seq_idx_of([(0, 300), (1, 400)], [(2, 699), (3, 1)])
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        wanted = run(padfree, x, weight, bias, seq_idx, states, dout)
+        for threads in [1, 2] * 10:
+            torch.set_num_threads(threads)
+            got = run(padfree, x, weight, bias, seq_idx, states, dout)
+            for name, tensor in wanted.items():
+                assert_same_bits(got[name], tensor, name)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_deterministic_algorithms_and_inputs_unchanged(padfree):
+    args = inputs(1, 13, 40, 4, states=1)
+    copies = [t.clone() for t in args]
+    torch.use_deterministic_algorithms(True)
+    try:
+        x, weight, bias, states, dout = args
+        run(padfree, x, weight, bias, None, states, dout, torch.ones_like(states))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for tensor, copy in zip(args, copies, strict=True):
+        assert_same_bits(tensor, copy)
+
+
+# ---- the dispatcher and the compiler ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_opcheck(ops, layout):
+    x, weight, bias, states, dout = inputs(1, 13, 12, 4, states=2, layout=layout)
+    seq_idx = seq_idx_of(numbered(5, 7))
+    args = (x, weight, bias, seq_idx, states, True)
+    torch.library.opcheck(ops.causal_conv1d_fwd.default, args)
+    torch.library.opcheck(ops.causal_conv1d_bwd.default, (dout, *args))
+    torch.library.opcheck(ops.causal_conv1d_fwd_out.default, (*args, torch.empty_like(x)))
+    leaves = [t.clone().requires_grad_() for t in (x, weight, bias)]
+    torch.library.opcheck(ops.causal_conv1d_fwd.default, (*leaves, seq_idx, states.clone().requires_grad_(), True))
+    torch.library.opcheck(ops.causal_conv1d_fwd.default, (*leaves[:2], None, None, None, False))
+
+
+def test_fullgraph_and_dynamic_lengths(padfree):
+    from torch._dynamo.testing import CompileCounter
+
+    def step(x, weight, bias, seq_idx, states):
+        out, final = padfree.causal_conv1d_fn(x, weight, bias, seq_idx, states, True, activation="silu")
+        return out * 2, final
+
+    counter = CompileCounter()
+    compiled = torch.compile(step, backend=counter, fullgraph=True, dynamic=True)
+    for first, second in ((7, 9), (12, 30), (5, 41)):
+        x, weight, bias, states, _ = inputs(1, 13, first + second, 4, states=2, layout=channel_last)
+        seq_idx = seq_idx_of(numbered(first, second))
+        x.requires_grad_()
+        for got, wanted in zip(compiled(x, weight, bias, seq_idx, states), step(x, weight, bias, seq_idx, states),
+                               strict=True):  # fmt: skip
+            assert_same_bits(got, wanted)
+    assert counter.frame_count == 1
+
+
+def test_compiled_backward(padfree):
+    x, weight, bias, _, dout = inputs(1, 13, 24, 4, layout=channel_last)
+    seq_idx = seq_idx_of(numbered(9, 15))
+    leaves = [t.requires_grad_() for t in (x, weight, bias)]
+
+    def step(x, weight, bias):
+        return padfree.causal_conv1d_fn(x, weight, bias, seq_idx, activation="silu")
+
+    compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
+    got = torch.autograd.grad(compiled(*leaves), leaves, dout)
+    for a, b in zip(got, torch.autograd.grad(step(*leaves), leaves, dout), strict=True):
+        assert_same_bits(a, b)
+
+
+def test_export(padfree):
+    class Layer(torch.nn.Module):
+        def forward(self, x, weight, bias, seq_idx):
+            return padfree.causal_conv1d_fn(x, weight, bias, seq_idx, activation="silu")
+
+    x, weight, bias, _, _ = inputs(1, 13, 24, 4)
+    args = (x, weight, bias, seq_idx_of(numbered(9, 15)))
+    exported = torch.export.export(Layer(), args)
+    assert_same_bits(exported.module()(*args), Layer()(*args))
+
+
+def test_no_output_aliases_an_input(padfree):
+    x, weight, bias, states, _ = inputs(1, 13, 3, 4, states=1)
+    for result in padfree.causal_conv1d_fn(x, weight, bias, None, states, True):
+        storages = {t.untyped_storage().data_ptr() for t in (x, weight, bias, states)}
+        assert result.untyped_storage().data_ptr() not in storages
