@@ -30,7 +30,9 @@ from bundle.variant import Variant
 
 QUIRKS = Path(__file__).parent / "quirks"
 EXTENSION_MACRO = "TORCH_EXTENSION_NAME"
-CXX_FLAGS = ("-fvisibility=hidden", "-fno-gnu-unique")
+CXX_FLAGS = {"g++": ("-fvisibility=hidden", "-fno-gnu-unique"), "clang++": ("-fvisibility=hidden",)}
+"""Per compiler family; clang knows no unique symbols, so it has no flag against them."""
+
 PY_LIMITED_API = "0x03090000"
 _NINJA_STEP = re.compile(r"\[(\d+)/(\d+)\]")
 
@@ -76,9 +78,9 @@ def build(job: Job, on_step: OnStep | None = None) -> Path:
     """Compile and link; the path of the unstripped library."""
     if job.variant.backend != "cpu":
         raise ToolchainError(f"{job.variant}: only cpu variants are compiled here", hint="Use --builder nix.")
-    write_generated(job)
-    cmake, ninja = compiler.tool("cmake"), compiler.tool("ninja")
     found = compiler.find(job.variant.system or compiler.host_system())
+    write_generated(job, found.family)
+    cmake, ninja = compiler.tool("cmake"), compiler.tool("ninja")
     process.say(f"{job.variant}: {found}")
     job.log.write_text("", encoding="utf-8")
     configure = [
@@ -107,7 +109,7 @@ def _compile(job: Job, command: list[str], env: dict[str, str], on_step: OnStep 
         raise
 
 
-def write_generated(job: Job) -> None:
+def write_generated(job: Job, family: str) -> None:
     """The staged tree, kernel-builder's generated files and the CMake project, each rewritten only when it differs."""
     stage.write(job.build, job.source)
     stage.write_if_changed(job.source / "torch-ext" / "registration.h", REGISTRATION_H.encode())
@@ -115,7 +117,7 @@ def write_generated(job: Job) -> None:
     stage.write_if_changed(ops, OPS_PY.format(id=job.id).encode())
     stage.write_if_changed(job.project / "exports.map", f"{{ global: PyInit_{job.id}; local: *; }};\n".encode())
     stage.write_if_changed(job.project / "torch_stub.cpp", b"// libtorch_cpu by name only; see builders/cmake.py\n")
-    stage.write_if_changed(job.project / "CMakeLists.txt", "".join(_cmake_lists(job)).encode())
+    stage.write_if_changed(job.project / "CMakeLists.txt", "".join(_cmake_lists(job, family)).encode())
 
 
 def object_file(job: Job, source: Path | str) -> Path:
@@ -127,7 +129,7 @@ def object_file(job: Job, source: Path | str) -> Path:
 TARGET = "extension"
 
 
-def _cmake_lists(job: Job) -> Iterator[str]:
+def _cmake_lists(job: Job, family: str) -> Iterator[str]:
     torch = compiler.torch()
     abi = job.build.stable_abi.get(job.variant.backend)
     if abi is None or not job.variant.stable_abi or abi != job.variant.torch:
@@ -154,7 +156,7 @@ def _cmake_lists(job: Job) -> Iterator[str]:
         sources="\n  ".join(sources),
         includes=" ".join(includes),
         definitions=" ".join(definitions),
-        flags=" ".join(CXX_FLAGS),
+        flags=" ".join(CXX_FLAGS[family]),
         project=job.project,
         launcher=_launcher(),
     )

@@ -13,4 +13,10 @@ PADFREE_OLD_GLIBC(dlopen);
 PADFREE_OLD_GLIBC(dlsym);
 PADFREE_OLD_GLIBC(pthread_once);
 #undef PADFREE_OLD_GLIBC
+// glibc 2.38 renames these for C23; the old ones differ in binary literals only.
+__asm__(".symver __isoc23_strtol,strtol@GLIBC_2.2.5");
+__asm__(".symver __isoc23_strtoul,strtoul@GLIBC_2.2.5");
+__asm__(".symver __isoc23_strtoll,strtoll@GLIBC_2.2.5");
+__asm__(".symver __isoc23_strtoull,strtoull@GLIBC_2.2.5");
+__asm__(".symver __isoc23_sscanf,sscanf@GLIBC_2.2.5");
 #endif
