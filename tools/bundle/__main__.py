@@ -21,6 +21,7 @@ VERBS = {
     "serve": ("bundle.hub.cli", "run the embedded Hub"),
     "lint": ("bundle.lint", "ruff, clang-format and mypy over the sources"),
     "test": ("bundle.testing", "lint, the driver's tests, the bundle's tests on each CPU path, the whole road"),
+    "bench": ("bundle.bench", "time the bundle against what a user could write instead"),
     "demo": ("bundle.demo", "the whole road: build, check, publish, load, train"),
 }
 """A verb's module is imported only when it is asked for: `plan` needs neither a web server nor torch."""

@@ -13,7 +13,6 @@
 #include "common/checks.h"
 #include "common/cpu/isa.h"
 #include "common/cpu/parallel.h"
-#include "torch_binding.h"
 
 namespace padfree {
 namespace attention {

@@ -1,0 +1,164 @@
+"""Attention against the strongest thing a user could write with torch: ``scaled_dot_product_attention`` (sdpa) as
+transformers calls it, with inputs upcast to float32 (torch has no fast 16-bit product on AVX2), sequence by sequence,
+or under the block-diagonal mask that transformers builds for packed batches.
+
+``CASES`` is what ``bundle bench`` times; the classes are for ``kernels benchmark``.
+"""
+
+import itertools
+
+import torch
+import torch.nn.functional as F
+from kernels.benchmark import Benchmark
+
+CAUSAL_SHAPES = ((1, 8, 512, 64), (1, 8, 2048, 64), (1, 8, 4096, 128), (4, 8, 1024, 64))
+DOCUMENTS = (1024, 768, 640, 512, 448, 320, 256, 128)
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def sdpa(q, k, v, **options):
+    """sdpa on tensors laid out as ours, (batch, seqlen, heads, head_dim)."""
+    q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, **options).transpose(1, 2)
+
+
+def upcast(attention):
+    """The same in float32, rounded at the end."""
+
+    def attend(q, k, v, **options):
+        return attention(q.float(), k.float(), v.float(), **options).to(q.dtype)
+
+    return attend
+
+
+def strongest(dtype, name, attention):
+    """``attention`` as it is, and upcast where the dtype has 16 bits."""
+    return {name: attention} if dtype == torch.float32 else {name: attention, f"{name}, upcast": upcast(attention)}
+
+
+def with_gradients(attention, q, k, v, grad):
+    """Forward and backward in one call: out, dq, dk, dv."""
+    leaves = [tensor.clone().requires_grad_() for tensor in (q, k, v)]
+
+    def step():
+        out = attention(*leaves)
+        return (out, *torch.autograd.grad(out, leaves, grad))
+
+    return step
+
+
+def case(candidate, baselines, inputs, flops, grad=None):
+    """What bench.py wants, from functions of (q, k, v). With ``grad``: forward and backward, 3.5 times the products."""
+    moved = sum(tensor.numel() * tensor.element_size() for tensor in inputs) * 4 / 3
+    if grad is None:
+        calls = {name: lambda call=call: call(*inputs) for name, call in baselines.items()}
+        return {"candidate": lambda: candidate(*inputs), "baselines": calls, "flops": flops, "bytes": moved}
+    calls = {name: with_gradients(call, *inputs, grad) for name, call in baselines.items()}
+    mine = with_gradients(candidate, *inputs, grad)
+    return {"candidate": mine, "baselines": calls, "flops": 3.5 * flops, "bytes": 2.5 * moved}
+
+
+def dense(shape, dtype, causal, backward):
+    """One batch of full sequences."""
+
+    def build(kernel):
+        torch.manual_seed(0)
+        batch, heads, seqlen, dim = shape
+        q, k, v, grad = (torch.randn(batch, seqlen, heads, dim).to(dtype) for _ in range(4))
+        flops = 4 * batch * heads * seqlen * seqlen * dim / (2 if causal else 1)
+        baselines = strongest(dtype, "sdpa", lambda q, k, v: sdpa(q, k, v, is_causal=causal))
+        return case(
+            lambda q, k, v: kernel.flash_attn_func(q, k, v, causal=causal),
+            baselines,
+            (q, k, v),
+            flops,
+            grad if backward else None,
+        )
+
+    return build
+
+
+def packed(dtype, backward, masked):
+    """Documents in one row, causal: sequence by sequence, or (masked) under a block-diagonal mask."""
+
+    def build(kernel):
+        torch.manual_seed(0)
+        heads, dim, total = 8, 64, sum(DOCUMENTS)
+        ends = list(itertools.accumulate(DOCUMENTS, initial=0))
+        cu_seqlens = torch.tensor(ends, dtype=torch.int32)
+        q, k, v, grad = (torch.randn(1, total, heads, dim).to(dtype) for _ in range(4))
+        ids = torch.repeat_interleave(torch.arange(len(DOCUMENTS)), torch.tensor(DOCUMENTS))
+        mask = (ids[:, None] == ids[None, :]).tril()[None, None]
+
+        def each_document(q, k, v):
+            parts = [slice(a, b) for a, b in itertools.pairwise(ends)]
+            return torch.cat([sdpa(q[:, p], k[:, p], v[:, p], is_causal=True) for p in parts], 1)
+
+        def ours(q, k, v):
+            longest = max(DOCUMENTS)
+            out = kernel.flash_attn_varlen_func(q[0], k[0], v[0], cu_seqlens, cu_seqlens, longest, longest, causal=True)
+            return out[None]
+
+        baseline = (lambda q, k, v: sdpa(q, k, v, attn_mask=mask)) if masked else each_document
+        name = "sdpa, block-diagonal mask" if masked else "sdpa, one document at a time"
+        flops = sum(2 * heads * length * length * dim for length in DOCUMENTS)
+        return case(ours, strongest(dtype, name, baseline), (q, k, v), flops, grad if backward else None)
+
+    return build
+
+
+def sliding_window(dtype, seqlen, window):
+    """Causal with a window: sdpa needs a mask, and computes what the mask hides."""
+
+    def build(kernel):
+        torch.manual_seed(0)
+        heads, dim = 8, 64
+        q, k, v = (torch.randn(1, seqlen, heads, dim).to(dtype) for _ in range(3))
+        rows = torch.arange(seqlen)
+        mask = (rows[None] <= rows[:, None]) & (rows[None] > rows[:, None] - window)
+        baselines = strongest(dtype, "sdpa, window mask", lambda q, k, v: sdpa(q, k, v, attn_mask=mask))
+        return case(
+            lambda q, k, v: kernel.flash_attn_func(q, k, v, causal=True, window_size=(window - 1, 0)),
+            baselines,
+            (q, k, v),
+            4 * heads * dim * seqlen * window,
+        )
+
+    return build
+
+
+def all_cases():
+    """``(name, build)`` in the order of the table in kernel-src/attention/README.md."""
+    for backward, causal, (name, dtype), shape in itertools.product(
+        (False, True), (True, False), DTYPES.items(), CAUSAL_SHAPES
+    ):
+        if backward and not causal:
+            continue
+        words = ("forward+backward" if backward else "forward", "causal" if causal else "full", name)
+        yield f"{' '.join(words)} {'x'.join(map(str, shape))}", dense(shape, dtype, causal, backward)
+    for backward, (name, dtype) in itertools.product((False, True), DTYPES.items()):
+        yield f"{'forward+backward' if backward else 'forward'} packed {name}", packed(dtype, backward, masked=False)
+    for name in ("fp32", "bf16"):
+        yield f"forward packed-mask {name}", packed(DTYPES[name], False, masked=True)
+        yield f"forward window {name} 512 of 4096", sliding_window(DTYPES[name], 4096, 512)
+
+
+CASES = dict(all_cases())
+
+
+class AttentionBenchmark(Benchmark):
+    """``kernels benchmark``: causal forward, (1, 2048, 8, 64), float32."""
+
+    seed = 0
+
+    def setup(self):
+        """Inputs of every workload."""
+        self.q, self.k, self.v = (torch.randn(1, 2048, 8, 64, device=self.device) for _ in range(3))
+
+    def benchmark_causal(self):
+        """One causal forward."""
+        self.out = self.kernel.flash_attn_func(self.q, self.k, self.v, causal=True)
+
+    def verify_causal(self):
+        """The same by sdpa."""
+        return sdpa(self.q, self.k, self.v, is_causal=True)
