@@ -97,18 +97,22 @@ inline float max_lane(Vec a) {
 inline Vec load(const float* p) {
   return {_mm256_loadu_ps(p)};
 }
-inline Vec load(const BFloat16* p) {
-  const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+// Eight 16-bit values; the pointer says how to read them.
+inline Vec widen(__m128i bits, const BFloat16*) {
   return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16))};
 }
-inline Vec load(const Float16* p) {
-  return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+inline Vec widen(__m128i bits, const Float16*) {
+  return {_mm256_cvtph_ps(bits)};
+}
+template <typename T>
+inline Vec load(const T* p) {
+  return widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)), p);
 }
 
 inline void store(float* p, Vec a) {
   _mm256_storeu_ps(p, a.v);
 }
-inline void store(BFloat16* p, Vec a) {
+inline __m128i narrow(Vec a, const BFloat16*) {
   // Round to nearest even on the integer bits; a NaN keeps its top bits and is made quiet, so that the carry
   // of the rounding cannot turn it into an infinity or a zero.
   const __m256i bits = _mm256_castps_si256(a.v);
@@ -120,10 +124,14 @@ inline void store(BFloat16* p, Vec a) {
       _mm256_castps_si256(_mm256_blendv_ps(_mm256_castsi256_ps(rounded), _mm256_castsi256_ps(quiet), nan));
   const __m256i high = _mm256_srli_epi32(chosen, 16);
   const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(high, high), 0x08);
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
+  return _mm256_castsi256_si128(packed);
 }
-inline void store(Float16* p, Vec a) {
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT));
+inline __m128i narrow(Vec a, const Float16*) {
+  return _mm256_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT);
+}
+template <typename T>
+inline void store(T* p, Vec a) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), narrow(a, p));
 }
 
 // The first n lanes (0 <= n < kLanes) from memory, the rest zero; nothing past p[n - 1] is touched.
@@ -138,6 +146,27 @@ inline void store_partial(T* p, Vec a, int n) {
   T lanes[Vec::kLanes];
   store(lanes, a);
   std::memcpy(p, lanes, static_cast<size_t>(n) * sizeof(T));
+}
+
+// The lower four lanes from one place, the upper four from another.
+inline Vec load_halves(const float* low, const float* high) {
+  return {_mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(low)), _mm_loadu_ps(high), 1)};
+}
+template <typename T>
+inline Vec load_halves(const T* low, const T* high) {
+  return widen(_mm_unpacklo_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(low)),
+                                  _mm_loadl_epi64(reinterpret_cast<const __m128i*>(high))),
+               low);
+}
+inline void store_halves(float* low, float* high, Vec a) {
+  _mm_storeu_ps(low, _mm256_castps256_ps128(a.v));
+  _mm_storeu_ps(high, _mm256_extractf128_ps(a.v, 1));
+}
+template <typename T>
+inline void store_halves(T* low, T* high, Vec a) {
+  const __m128i bits = narrow(a, low);
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(low), bits);
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(high), _mm_srli_si128(bits, 8));
 }
 
 inline float to_float(float x) {
@@ -158,6 +187,27 @@ inline T from_float(float x) {
   T lanes[Vec::kLanes];
   store(lanes, splat(x));
   return lanes[0];
+}
+
+inline void transpose_quads(Vec (&q)[4]) {
+  const __m256 a = _mm256_unpacklo_ps(q[0].v, q[1].v), b = _mm256_unpackhi_ps(q[0].v, q[1].v);
+  const __m256 c = _mm256_unpacklo_ps(q[2].v, q[3].v), d = _mm256_unpackhi_ps(q[2].v, q[3].v);
+  q[0].v = _mm256_shuffle_ps(a, c, 0x44);
+  q[1].v = _mm256_shuffle_ps(a, c, 0xee);
+  q[2].v = _mm256_shuffle_ps(b, d, 0x44);
+  q[3].v = _mm256_shuffle_ps(b, d, 0xee);
+}
+// Four neighbours from each of kLanes places: lane i of q[k] is p[i * stride + k].
+template <typename T>
+inline void load_quads(const T* p, int64_t stride, Vec (&q)[4]) {
+  for (int i = 0; i < 4; ++i) q[i] = load_halves(p + i * stride, p + (i + 4) * stride);
+  transpose_quads(q);
+}
+template <typename T>
+inline void store_quads(T* p, int64_t stride, const Vec (&q)[4]) {
+  Vec rows[4] = {q[0], q[1], q[2], q[3]};
+  transpose_quads(rows);
+  for (int i = 0; i < 4; ++i) store_halves(p + i * stride, p + (i + 4) * stride, rows[i]);
 }
 
 // In-register transpose of an 8 x 8 block held in rows[0..7].

@@ -189,5 +189,18 @@ inline void transpose_lanes(Vec (&rows)[Vec::kLanes]) {
   }
 }
 
+// Four neighbours from each of kLanes places: lane i of q[k] is p[i * stride + k].
+template <typename T>
+inline void load_quads(const T* p, int64_t stride, Vec (&q)[4]) {
+  for (int i = 0; i < Vec::kLanes; ++i) q[i] = load(p + i * stride);
+  transpose_lanes(q);
+}
+template <typename T>
+inline void store_quads(T* p, int64_t stride, const Vec (&q)[4]) {
+  Vec rows[4] = {q[0], q[1], q[2], q[3]};
+  transpose_lanes(rows);
+  for (int i = 0; i < Vec::kLanes; ++i) store(p + i * stride, rows[i]);
+}
+
 }  // namespace
 }  // namespace padfree

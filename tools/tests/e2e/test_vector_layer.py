@@ -44,6 +44,17 @@ extern "C" void transpose(float* block) {{
   transpose_lanes(rows);
   for (int i = 0; i < Vec::kLanes; ++i) store(block + i * Vec::kLanes, rows[i]);
 }}
+template <typename T>
+static void quads(const T* in, T* out, float* apart, long stride) {{
+  Vec q[4];
+  load_quads(in, stride, q);
+  for (int k = 0; k < 4; ++k) store(apart + k * Vec::kLanes, q[k]);
+  store_quads(out, stride, q);
+}}
+extern "C" void quads_float32(const float* in, float* out, float* apart, long stride) {{ quads(in, out, apart, stride); }}
+extern "C" void quads_bfloat16(const BFloat16* in, BFloat16* out, float* apart, long stride) {{
+  quads(in, out, apart, stride);
+}}
 extern "C" int lanes() {{ return Vec::kLanes; }}
 """
 
@@ -168,3 +179,16 @@ def test_reductions_and_transpose(layer: ctypes.CDLL) -> None:
     wanted = block.T.contiguous()
     layer.transpose(ctypes.c_void_p(block.data_ptr()))
     assert torch.equal(block, wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_quads_touch_four_neighbours_of_each_place_and_nothing_else(layer: ctypes.CDLL, dtype: torch.dtype) -> None:
+    lanes, stride = layer.lanes(), 7
+    values = torch.arange(lanes * stride).to(dtype)
+    out, apart = torch.full_like(values, -1), torch.empty(4, lanes)
+    name = f"quads_{str(dtype).removeprefix('torch.')}"
+    getattr(layer, name)(*(ctypes.c_void_p(t.data_ptr()) for t in (values, out, apart)), ctypes.c_long(stride))
+    places = values.reshape(lanes, stride)
+    assert torch.equal(apart, places[:, :4].T.float())
+    assert torch.equal(out.reshape(lanes, stride)[:, :4], places[:, :4])
+    assert (out.reshape(lanes, stride)[:, 4:] == -1).all()
