@@ -56,7 +56,7 @@ def _finite(tensor):
 
 def _score_error(s, options):
     """Absolute error of every score that the kernel hands to exp, without the subtraction of the maximum."""
-    magnitude = options.softmax_scale * (s.q.abs() @ s.k.abs().transpose(-1, -2))
+    magnitude = abs(options.softmax_scale) * (s.q.abs() @ s.k.abs().transpose(-1, -2))
     error = gamma(s.q.shape[-1] + 3) * magnitude
     if options.softcap > 0:
         error = error + FUNCTION_ULPS * U * options.softcap
@@ -99,8 +99,8 @@ def _backward(s, options, forward, out_allowance, dout, dlse, heads_kv):
     group = q.shape[0] // heads_kv
     terms_q, terms_k = gamma(k.shape[1] + 3), gamma(q.shape[1] * group + 3)
     result = {
-        "dq": options.softmax_scale * ((ds_error + terms_q * ds) @ k.abs()),
-        "dk": options.softmax_scale * ((ds_error + terms_k * ds).transpose(-1, -2) @ q.abs()),
+        "dq": abs(options.softmax_scale) * ((ds_error + terms_q * ds) @ k.abs()),
+        "dk": abs(options.softmax_scale) * ((ds_error + terms_k * ds).transpose(-1, -2) @ q.abs()),
         "dv": (keep * (weights_error + terms_k * weights)).transpose(-1, -2) @ dout.abs(),
     }
     for name in ("dk", "dv"):

@@ -1,7 +1,220 @@
-"""Every error text a user can meet: `<op>: <argument> must <what is wanted>, got <what came>`."""
+"""Every error text, word for word: what a person reads when a call is wrong. A section an op."""
 
 import pytest
 import torch
+from cases import cu_seqlens, randn
+
+# ---- attention: flash_attn_func --------------------------------------------------------------------------------------
+
+
+def qkv(heads=(4, 2), dims=(8, 8), lengths=(5, 7), dtype=torch.float32, packed=False):
+    tokens_q, tokens_k = lengths
+    shapes = [(tokens_q, heads[0], dims[0]), (tokens_k, heads[1], dims[0]), (tokens_k, heads[1], dims[1])]
+    return {n: randn(*(s if packed else (2, *s)), dtype=dtype) for n, s in zip("qkv", shapes, strict=True)}
+
+
+DENSE_ERRORS = {
+    "q_type": ({"q": [1.0]}, TypeError, "q must be a tensor, got list"),
+    "k_type": ({"k": None}, TypeError, "k must be a tensor, got NoneType"),
+    "q_dtype": (
+        {"q": randn(2, 5, 4, 8, dtype=torch.float64)},
+        TypeError,
+        "q must be float32, bfloat16 or float16, got float64",
+    ),
+    "integers": (
+        {"q": torch.ones(2, 5, 4, 8, dtype=torch.int64)},
+        TypeError,
+        "q must be float32, bfloat16 or float16, got int64",
+    ),
+    "k_dtype": (
+        {"k": randn(2, 7, 2, 8, dtype=torch.bfloat16)},
+        TypeError,
+        "k must have the dtype of q (float32), got bfloat16",
+    ),
+    "v_dtype": (
+        {"v": randn(2, 7, 2, 8, dtype=torch.float16)},
+        TypeError,
+        "v must have the dtype of q (float32), got float16",
+    ),
+    "k_device": (
+        {"k": torch.empty(2, 7, 2, 8, device="meta")},
+        TypeError,
+        "k must be on the device of q (cpu), got meta",
+    ),
+    "q_rank": ({"q": randn(5, 4, 8)}, ValueError, "q must have 4 dimensions, got 3"),
+    "v_rank": ({"v": randn(2, 7, 2, 8, 1)}, ValueError, "v must have 4 dimensions, got 5"),
+    "batch": ({"k": randn(3, 7, 2, 8), "v": randn(3, 7, 2, 8)}, ValueError, "k must have size 2 in dimension 0, got 3"),
+    "head_dim": ({"k": randn(2, 7, 2, 9)}, ValueError, "k must have size 8 in dimension 3, got 9"),
+    "v_length": ({"v": randn(2, 6, 2, 8)}, ValueError, "v must have size 7 in dimension 1, got 6"),
+    "v_heads": ({"v": randn(2, 7, 4, 8)}, ValueError, "v must have size 2 in dimension 2, got 4"),
+    "heads": (qkv(heads=(12, 5)), ValueError, "heads_kv must divide heads_q (12), got 5"),
+    "more_heads_kv": (qkv(heads=(2, 4)), ValueError, "heads_kv must divide heads_q (2), got 4"),
+    "no_heads_kv": (qkv(heads=(2, 0)), ValueError, "heads_kv must divide heads_q (2), got 0"),
+    "no_heads": (qkv(heads=(0, 0)), ValueError, "heads_q must be at least 1, got 0"),
+    "no_head_dim": (qkv(dims=(0, 8)), ValueError, "head_dim must be 1 to 512, got 0"),
+    "head_dim_520": (qkv(dims=(520, 8)), NotImplementedError, "head_dim must be 1 to 512, got 520"),
+    "head_dim_v_520": (qkv(dims=(8, 520)), NotImplementedError, "head_dim of v must be 1 to 512, got 520"),
+    "dropout_range": ({"dropout_p": 1.0}, ValueError, "dropout_p must be in [0, 1), got 1.0"),
+    "dropout_sign": ({"dropout_p": -0.1}, ValueError, "dropout_p must be in [0, 1), got -0.1"),
+    "dropout_type": ({"dropout_p": None}, TypeError, "dropout_p must be a number, got NoneType"),
+    "scale_type": ({"softmax_scale": "1"}, TypeError, "softmax_scale must be a number, got str"),
+    "scale_nan": ({"softmax_scale": float("nan")}, ValueError, "softmax_scale must be finite, got nan"),
+    "causal": ({"causal": 1}, TypeError, "causal must be True or False, got 1"),
+    "deterministic": ({"deterministic": None}, TypeError, "deterministic must be True or False, got None"),
+    "return_attn_probs": ({"return_attn_probs": 0}, TypeError, "return_attn_probs must be True or False, got 0"),
+    "softcap_sign": ({"softcap": -1.0}, ValueError, "softcap must be 0.0 (off) or positive, got -1.0"),
+    "softcap_inf": ({"softcap": float("inf")}, ValueError, "softcap must be finite, got inf"),
+    "window_one": ({"window_size": 4}, TypeError, "window_size must be a pair (left, right), got 4"),
+    "window_three": ({"window_size": (1, 2, 3)}, TypeError, "window_size must be a pair (left, right), got (1, 2, 3)"),
+    "window_float": ({"window_size": (1.0, 2)}, TypeError, "window_size must be a pair of integers, got (1.0, 2)"),
+    "window_sign": (
+        {"window_size": (-2, 0)},
+        ValueError,
+        "window_size must hold -1 (unbounded) or more, got (-2, 0)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "kind", "text"), DENSE_ERRORS.values(), ids=DENSE_ERRORS)
+def test_attention_dense(padfree, change, kind, text):
+    with pytest.raises(kind) as error:
+        padfree.flash_attn_func(**{**qkv(), **change})
+    assert type(error.value) is kind
+    assert str(error.value) == f"attention: {text}"
+
+
+UNBUILT = {
+    "dropout": ({"dropout_p": 0.1}, "dropout_p must be 0.0 (dropout is not built yet), got 0.1"),
+    "alibi": ({"alibi_slopes": torch.ones(4)}, "alibi_slopes must be None (not built yet), got Tensor"),
+    "sinks": ({"s_aux": torch.ones(4)}, "s_aux must be None (not built yet), got Tensor"),
+}
+
+
+@pytest.mark.parametrize(("change", "text"), UNBUILT.values(), ids=UNBUILT)
+@pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
+def test_attention_refuses_what_is_not_built(padfree, change, text, packed):
+    call = padfree.flash_attn_varlen_func if packed else padfree.flash_attn_func
+    with pytest.raises(NotImplementedError) as error:
+        call(**{**(packed_arguments() if packed else qkv()), **change})
+    assert str(error.value) == f"attention: {text}"
+
+
+# ---- attention: flash_attn_varlen_func -------------------------------------------------------------------------------
+
+
+def packed_arguments():
+    """Sequences of 2 and 3 queries, 3 and 4 keys."""
+    bounds = {"cu_seqlens_q": cu_seqlens([2, 3]), "cu_seqlens_k": cu_seqlens([3, 4])}
+    return {**qkv(packed=True), **bounds, "max_seqlen_q": 3, "max_seqlen_k": 4}
+
+
+def ends(*values, dtype=torch.int32):
+    return torch.tensor(values, dtype=dtype)
+
+
+PACKED_ERRORS = {
+    "rank": (qkv(), ValueError, "q must have 3 dimensions, got 4"),
+    "head_dim": ({"k": randn(7, 2, 9)}, ValueError, "k must have size 8 in dimension 2, got 9"),
+    "v_rows": ({"v": randn(6, 2, 8)}, ValueError, "v must have size 7 in dimension 0, got 6"),
+    "heads": (qkv(heads=(6, 4), packed=True), ValueError, "heads_kv must divide heads_q (6), got 4"),
+    "ends_type": ({"cu_seqlens_q": [0, 2, 5]}, TypeError, "cu_seqlens_q must be a tensor, got list"),
+    "ends_none": ({"cu_seqlens_k": None}, TypeError, "cu_seqlens_k must be a tensor, got NoneType"),
+    "ends_dtype": (
+        {"cu_seqlens_q": ends(0, 2, 5, dtype=torch.float32)},
+        TypeError,
+        "cu_seqlens_q must be int32 or int64, got float32",
+    ),
+    "ends_device": (
+        {"cu_seqlens_k": torch.empty(3, dtype=torch.int32, device="meta")},
+        TypeError,
+        "cu_seqlens_k must be on the device of q (cpu), got meta",
+    ),
+    "ends_rank": ({"cu_seqlens_q": ends(0, 2, 5)[None]}, ValueError, "cu_seqlens_q must have 1 dimension, got 2"),
+    "ends_count": (
+        {"cu_seqlens_k": ends(0, 7), "max_seqlen_k": 7},
+        ValueError,
+        "cu_seqlens_k must have 3 elements as cu_seqlens_q has, got 2",
+    ),
+    "ends_empty": (
+        {"cu_seqlens_q": ends(), "cu_seqlens_k": ends()},
+        ValueError,
+        "cu_seqlens_q must start at 0, got nothing",
+    ),
+    "ends_start": ({"cu_seqlens_q": ends(1, 2, 5)}, ValueError, "cu_seqlens_q must start at 0, got 1"),
+    "ends_negative": ({"cu_seqlens_k": ends(-1, 3, 7)}, ValueError, "cu_seqlens_k must start at 0, got -1"),
+    "ends_decrease": ({"cu_seqlens_k": ends(0, 7, 5)}, ValueError, "cu_seqlens_k must not decrease, got 5 after 7"),
+    "ends_past_q": (
+        {"cu_seqlens_q": ends(0, 3, 6)},
+        ValueError,
+        "cu_seqlens_q must end at or below the number of rows of q (5), got 6",
+    ),
+    "ends_past_k": (
+        {"cu_seqlens_k": ends(0, 3, 8), "max_seqlen_k": 5},
+        ValueError,
+        "cu_seqlens_k must end at or below the number of rows of k (7), got 8",
+    ),
+    "max_q": ({"max_seqlen_q": 2}, ValueError, "max_seqlen_q must be at least the longest sequence (3), got 2"),
+    "max_k": ({"max_seqlen_k": 0}, ValueError, "max_seqlen_k must be at least the longest sequence (4), got 0"),
+    "max_tensor": (
+        {"max_seqlen_q": torch.tensor(2)},
+        ValueError,
+        "max_seqlen_q must be at least the longest sequence (3), got 2",
+    ),
+    "max_none": (
+        {"max_seqlen_q": None},
+        TypeError,
+        "max_seqlen_q must be an int or a 0-dim integer tensor, got NoneType",
+    ),
+    "max_float": (
+        {"max_seqlen_k": 4.0},
+        TypeError,
+        "max_seqlen_k must be an int or a 0-dim integer tensor, got float",
+    ),
+    "max_bool": (
+        {"max_seqlen_k": True},
+        TypeError,
+        "max_seqlen_k must be an int or a 0-dim integer tensor, got bool",
+    ),
+    "max_rank": (
+        {"max_seqlen_k": torch.tensor([4])},
+        TypeError,
+        "max_seqlen_k must be an int or a 0-dim integer tensor, got a 1-dim int64 tensor",
+    ),
+    "max_dtype": (
+        {"max_seqlen_k": torch.tensor(4.0)},
+        TypeError,
+        "max_seqlen_k must be an int or a 0-dim integer tensor, got a 0-dim float32 tensor",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "kind", "text"), PACKED_ERRORS.values(), ids=PACKED_ERRORS)
+def test_attention_packed(padfree, change, kind, text):
+    with pytest.raises(kind) as error:
+        padfree.flash_attn_varlen_func(**{**packed_arguments(), **change})
+    assert type(error.value) is kind
+    assert str(error.value) == f"attention: {text}"
+
+
+def test_attention_refuses_a_block_table(padfree):
+    with pytest.raises(NotImplementedError) as error:
+        padfree.flash_attn_varlen_func(**packed_arguments(), block_table=torch.zeros(2, 1, dtype=torch.int32))
+    assert str(error.value) == "attention: block_table must be None (not built yet), got Tensor"
+
+
+KERNEL_CHECKS = ["ends_rank", "ends_count", "ends_empty", "ends_start", "ends_negative", "ends_decrease", "ends_past_q"]
+
+
+@pytest.mark.parametrize("name", [*KERNEL_CHECKS, "ends_past_k", "max_q", "max_k"])
+def test_attention_kernel_checks_boundaries_itself(ops, name):
+    """The op, called without the public function, keeps to its memory: the same values are a RuntimeError there."""
+    change, _, text = PACKED_ERRORS[name]
+    call = {**packed_arguments(), **change}
+    bounds = (call["cu_seqlens_q"], call["cu_seqlens_k"], call["max_seqlen_q"], call["max_seqlen_k"])
+    with pytest.raises(RuntimeError) as error:
+        ops.attention_fwd(call["q"], call["k"], call["v"], *bounds, 1.0, False, -1, -1, 0.0)
+    assert str(error.value).startswith(f"attention: {text}")
+
 
 # ---- causal_conv1d ---------------------------------------------------------------------------------------------------
 

@@ -52,7 +52,8 @@ inline void check_cpu(const char* op, const char* argument, const Tensor& tensor
 }
 
 inline void check_dim(const char* op, const char* argument, const Tensor& tensor, int64_t dim) {
-  check(tensor.dim() == dim, op, ": ", argument, " must have ", dim, " dimensions, got ", tensor.dim());
+  check(tensor.dim() == dim, op, ": ", argument, " must have ", dim,
+        dim == 1 ? " dimension, got " : " dimensions, got ", tensor.dim());
 }
 
 inline void check_size(const char* op, const char* argument, const Tensor& tensor, int64_t dim,

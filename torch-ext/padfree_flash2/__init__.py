@@ -1,6 +1,12 @@
 """padfree-flash2: attention, convolution and linear-attention kernels for padding-free training, on CPU and CUDA."""
 
 from ._register import isa
+from .attention import flash_attn_func, flash_attn_varlen_func
 from .causal_conv1d import causal_conv1d_fn
 
-__all__ = ["causal_conv1d_fn", "isa"]
+__all__ = [
+    "causal_conv1d_fn",
+    "flash_attn_func",
+    "flash_attn_varlen_func",
+    "isa",
+]

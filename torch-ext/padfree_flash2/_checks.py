@@ -28,7 +28,7 @@ def require_floating(op: str, name: str, tensor: Any) -> None:
 
 def require_dim(op: str, name: str, tensor: torch.Tensor, dim: int) -> None:
     if tensor.dim() != dim:
-        raise ValueError(f"{op}: {name} must have {dim} dimensions, got {tensor.dim()}")
+        raise ValueError(f"{op}: {name} must have {dim} dimension{'s' * (dim != 1)}, got {tensor.dim()}")
 
 
 def require_size(op: str, name: str, tensor: torch.Tensor, dim: int, size: int) -> None:

@@ -18,7 +18,58 @@ def isa() -> str:
     return _ISA
 
 
-# --- causal_conv1d ---------------------------------------------------------------------------------------------------
+# ---- attention -------------------------------------------------------------------------------------------------------
+
+
+@torch.library.register_fake(add_op_namespace_prefix("attention_fwd"))
+def _attention_fwd_fake(
+    q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
+    softmax_scale, causal, window_left, window_right, softcap,
+):  # fmt: skip
+    out = q.new_empty((*q.shape[:-1], v.shape[-1]))
+    if cu_seqlens_q is None:
+        batch, seqlen_q, heads, _ = q.shape
+        return out, q.new_empty((batch, heads, seqlen_q), dtype=torch.float32)
+    rows, heads, _ = q.shape
+    return out, q.new_empty((heads, rows), dtype=torch.float32)
+
+
+@torch.library.register_fake(add_op_namespace_prefix("attention_bwd"))
+def _attention_bwd_fake(
+    dout, dlse, q, k, v, out, softmax_lse, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
+    softmax_scale, causal, window_left, window_right, softcap,
+):  # fmt: skip
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+def _attention_setup_context(ctx, inputs, output):
+    q, k, v, cu_seqlens_q, cu_seqlens_k, *ctx.options = inputs
+    out, softmax_lse = output
+    ctx.save_for_backward(q, k, v, out, softmax_lse, cu_seqlens_q, cu_seqlens_k)
+    ctx.set_materialize_grads(False)
+
+
+def _attention_backward(ctx, dout, dlse):
+    q, k, v, out, softmax_lse, cu_seqlens_q, cu_seqlens_k = ctx.saved_tensors
+    if dout is None:  # only the lse was used
+        dout = torch.zeros_like(out)
+    dq, dk, dv = ops.attention_bwd(dout, dlse, q, k, v, out, softmax_lse, cu_seqlens_q, cu_seqlens_k, *ctx.options)
+    return (dq, dk, dv, None, None, *(None for _ in ctx.options))
+
+
+torch.library.register_autograd(
+    add_op_namespace_prefix("attention_fwd"), _attention_backward, setup_context=_attention_setup_context
+)
+
+
+def _attention_double_backward(ctx, *gradients):
+    raise NotImplementedError("attention: a gradient must not be differentiated again (no second derivative is built)")
+
+
+torch.library.register_autograd(add_op_namespace_prefix("attention_bwd"), _attention_double_backward)
+
+
+# ---- causal_conv1d ---------------------------------------------------------------------------------------------------
 
 
 def _conv_like(x: torch.Tensor) -> torch.Tensor:
