@@ -121,7 +121,7 @@ def become_driver(arguments: list[str]) -> NoReturn:
     environment = clean_environment()
     environment["VIRTUAL_ENV"] = str(VENV)
     environment["PATH"] = os.pathsep.join([str(VENV / "bin"), environment.get("PATH", os.defpath)])
-    os.execve(venv_python(), [venv_python(), "-m", "bundle", *arguments], environment)
+    os.execve(venv_python(), [venv_python(), "-P", "-m", "bundle", *arguments], environment)
 
 
 def use_new_python() -> None:

@@ -37,7 +37,7 @@ def linters(root: Path, *, fix: bool = False) -> tuple[Part, ...]:
         Part("ruff", (*ruff, "check", *(("--fix",) if fix else ()), "."), root),
         Part("ruff format", (*ruff, "format", *(() if fix else ("--check",)), "."), root),
         Part("clang-format", (clang_format(), *(("-i",) if fix else ("--dry-run", "-Werror")), *cxx), root),
-        Part("mypy", (python, "-m", "mypy", "bundle", "tests", "bootstrap.py"), root / "tools"),
+        Part("mypy", (python, "-m", "mypy"), root / "tools"),
     )
 
 

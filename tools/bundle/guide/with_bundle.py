@@ -1,0 +1,109 @@
+"""The guide on the bundle as fetched from the Hub: it trains, and the packed step equals the sample-by-sample one."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import kernels
+import torch
+from torch.profiler import ProfilerActivity, profile
+from transformers import (
+    PreTrainedModel,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+
+from bundle.guide import corpus, events, measure, models
+from bundle.guide.without import truth_file
+
+SAMPLES_A_STEP = 8
+
+
+def run(work: Path, samples: list[corpus.Sample], repository: str, steps: int) -> dict[str, Any]:
+    """Fetch the bundle, then measure and train both models on it."""
+    events.progress(f"get_kernel({repository!r}, version=1)")
+    started = time.perf_counter()
+    bundle = kernels.get_kernel(repository, version=1)
+    fetched = time.perf_counter() - started
+    loaded = {"id": bundle.__name__, "path": str(bundle.__file__), "isa": bundle.isa(), "seconds": fetched}
+    return {
+        "loaded": loaded,
+        "models": {name: _model(name, work, samples, repository, bundle, steps) for name in models.CONFIGS},
+    }
+
+
+def wired(name: str, repository: str, bundle: ModuleType) -> PreTrainedModel:
+    """The model on the bundle: Llama by transformers' own switch, Lfm2, which also convolves, by ``enable``."""
+    if name == "Llama":
+        return models.make(name, repository)
+    model = models.make(name, "sdpa")
+    bundle.enable(model)
+    return model
+
+
+def _model(
+    name: str, work: Path, samples: list[corpus.Sample], repository: str, bundle: ModuleType, steps: int
+) -> dict[str, Any]:
+    events.progress(f"{name} on the bundle: packed")
+    model = wired(name, repository, bundle)
+    truth = measure.Step(**torch.load(truth_file(work, name)))
+    batch, count = corpus.packed(samples), corpus.targets(samples)
+    step = measure.together(model, batch, count)
+    measured = {
+        "difference": asdict(measure.difference(step, truth)),
+        "ops": ops_of_a_step(model, batch, count, bundle.__name__),
+        "seconds": measure.seconds(model, batch, count),
+    }
+    return {**measured, "losses": train(name, model, work, steps)}
+
+
+def ops_of_a_step(model: PreTrainedModel, batch: dict[str, Any], count: int, namespace: str) -> dict[str, int]:
+    """How often each op of the bundle runs in one forward and backward: the proof that it is what computes."""
+    with profile(activities=[ProfilerActivity.CPU]) as recorded:
+        measure.together(model, batch, count)
+    prefix = f"{namespace}::"
+    return {
+        event.key.removeprefix(prefix): event.count for event in recorded.key_averages() if event.key.startswith(prefix)
+    }
+
+
+def train(name: str, model: PreTrainedModel, work: Path, steps: int) -> list[float]:
+    """Some steps of ``transformers.Trainer`` with the collator of the padding-free guide; the loss of each."""
+    arguments = TrainingArguments(
+        output_dir=str(work / f"trainer-{name}"),
+        max_steps=steps,
+        per_device_train_batch_size=SAMPLES_A_STEP,
+        learning_rate=3e-3,
+        logging_steps=1,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        use_cpu=True,
+        seed=0,
+    )
+    trainer = Trainer(
+        model=model,
+        args=arguments,
+        train_dataset=corpus.features(corpus.documents()),
+        data_collator=corpus.collator(),
+        callbacks=[_Progress(f"{name} on the bundle: training")],
+    )
+    trainer.train()
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+class _Progress(TrainerCallback):
+    """Tells the parent each step."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        events.progress(self.what, state.global_step, state.max_steps)
