@@ -7,7 +7,10 @@ import hashlib
 import http.client
 import json
 import socket
-from collections.abc import Mapping
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -118,3 +121,25 @@ def blob_path(store: Path, data: bytes) -> Path:
 def raw_connection(hub: RunningHub) -> socket.socket:
     where = urlsplit(hub.endpoint)
     return socket.create_connection((str(where.hostname), where.port), timeout=20)
+
+
+SERVE = """
+import sys
+from pathlib import Path
+from bundle.hub.server import serve
+serve(Path(sys.argv[1]), token=sys.argv[2], announce=lambda hub: print(hub.endpoint, flush=True))
+"""
+
+
+@contextmanager
+def server_process(store: Path) -> Iterator[tuple[RunningHub, subprocess.Popen[str]]]:
+    """A Hub in a process of its own, to be killed."""
+    token = "t" * 20
+    command = [sys.executable, "-c", SERVE, str(store), token]
+    tools = Path(__file__).parents[1]
+    with subprocess.Popen(command, cwd=tools, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield RunningHub(process.stdout.readline().strip(), token, store), process
+        finally:
+            process.kill()

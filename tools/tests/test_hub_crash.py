@@ -8,8 +8,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -32,6 +30,7 @@ from hubkit import (
     litter,
     put,
     raw_connection,
+    server_process,
     upload_url,
     with_library,
 )
@@ -112,28 +111,6 @@ def test_a_body_over_the_limit_is_refused_early(hub: RunningHub, monkeypatch: py
         connection.sendall(opening(hub, "POST", f"{API}/commit/v1", 1 << 40) + b" " * 200_000)
         assert connection.recv(4096).split()[1] == b"413"
     assert head(hub) == before
-
-
-SERVE = """
-import sys
-from pathlib import Path
-from bundle.hub.server import serve
-serve(Path(sys.argv[1]), token=sys.argv[2], announce=lambda hub: print(hub.endpoint, flush=True))
-"""
-
-
-@contextmanager
-def server_process(store: Path) -> Iterator[tuple[RunningHub, subprocess.Popen[str]]]:
-    """A Hub in a process of its own, to be killed."""
-    token = "t" * 20
-    command = [sys.executable, "-c", SERVE, str(store), token]
-    tools = Path(__file__).parents[1]
-    with subprocess.Popen(command, cwd=tools, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            yield RunningHub(process.stdout.readline().strip(), token, store), process
-        finally:
-            process.kill()
 
 
 @pytest.mark.parametrize("kind", ["lfs", "commit"])

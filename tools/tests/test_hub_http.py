@@ -385,6 +385,12 @@ def test_page_queries(served: RunningHub, query: str) -> None:
     assert ask(served, "GET", f"{API}/tree/v1?{query}").status == 400
 
 
+def test_a_card_whose_merge_keys_would_fill_the_memory_is_only_parsed(served: RunningHub) -> None:
+    lines = ["a0: &a0 {x: 1}", *(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}" for n in range(1, 60))]
+    card: dict[str, object] = {"content": "---\n" + "\n".join(lines) + "\n---\n"}
+    assert ask(served, "POST", "/api/validate-yaml", card).json == {"errors": [], "warnings": []}
+
+
 # Uploads that lie.
 
 

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 from conftest import git
-from huggingface_hub import HfApi, constants
+from hubkit import server_process
+from huggingface_hub import CommitOperationAdd, HfApi, constants
 from huggingface_hub.hf_api import RepoFile
 
 from bundle import __main__ as cli
@@ -425,6 +426,28 @@ def test_a_failure_between_the_branches_is_finished_by_the_next_run(
         publish.publish(wanted, api_of(again))
         assert set(content(again, "main")) == {"README.md"}
         assert len(history(again, "v1")) == 2, "the branch that was whole got no second commit"
+
+
+def test_a_server_that_dies_under_a_publication(tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is killed when the commit's body is made; the next server on the store, and the next run, finish the work."""
+    wanted = prepared(project)
+    with server_process(tmp_path / "store") as (hub, process_of_hub):
+
+        def killing(operation: CommitOperationAdd) -> bytes:
+            process_of_hub.kill()
+            process_of_hub.wait()
+            return b""
+
+        with monkeypatch.context() as patch:
+            patch.setattr(CommitOperationAdd, "b64content", killing)
+            with pytest.raises(PublishError, match="does not answer") as caught:
+                publish.publish(wanted, api_of(hub))
+        assert "same command again" in str(caught.value.hint)
+    with running_hub(tmp_path / "store") as again:
+        assert content(again, "v1") == {}
+        publish.publish(wanted, api_of(again))
+        assert content(again, "v1") == blob_ids(wanted)
+        assert set(content(again, "main")) == {"README.md"}
 
 
 # Looking first.

@@ -56,5 +56,5 @@ def _unrouted(request: Request, cause: HTTPException) -> Response:
     path = request.scope["path"]
     elsewhere = path.startswith(_OTHER_TYPES) or "/resolve/" in path
     code = "RepoNotFound" if cause.status_code == 404 and elsewhere else None
-    sentence = f"{request.method} {path}: {cause.detail}; this Hub serves kernel repositories only"
+    sentence = f"{request.method} {path}: {cause.detail} (docs/hub.md lists what this Hub serves)"
     return error(cause.status_code, sentence, code)

@@ -97,7 +97,7 @@ class Hub:
         return JSONResponse({"name": org, "fullname": org, "avatarUrl": "", "trustedKernelPublisher": trusted})
 
     async def validate_yaml(self, request: Request) -> Response:
-        content = wire.text(await self._json(request), "content", limit=1 << 20)
+        content = wire.text(await self._json(request), "content", limit=1 << 18)
         errors, warnings = await run_in_threadpool(wire.metadata_errors, content)
         answer = {
             "errors": [{"message": text} for text in errors],

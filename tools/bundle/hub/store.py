@@ -66,7 +66,9 @@ class Store:
         self.blobs = Blobs(root)
 
     def close(self) -> None:
-        os.close(self._lock)
+        """Waits for a commit under way, then lets another process have the store."""
+        with self.writing:
+            os.close(self._lock)
 
     def repo_ids(self) -> list[str]:
         owners = files.names(self.root, "repos")

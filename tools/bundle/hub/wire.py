@@ -145,12 +145,12 @@ def metadata_errors(content: str) -> tuple[list[str], list[str]]:
     if head is None:
         return [], ["empty or missing yaml metadata in repo card"]
     try:
-        value = yaml.safe_load(head[1])
+        node = yaml.compose(head[1], Loader=yaml.SafeLoader)  # building values would let merge keys grow without bound
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         return [f"the yaml metadata does not parse: {error}"], []
-    if value is None:
+    if node is None:
         return [], ["empty or missing yaml metadata in repo card"]
-    return ([] if isinstance(value, dict) else ["the yaml metadata must be a mapping"]), []
+    return ([] if isinstance(node, yaml.MappingNode) else ["the yaml metadata must be a mapping"]), []
 
 
 def path_info(
@@ -161,14 +161,13 @@ def path_info(
     info: dict[str, object]
     if entry is None:
         info = {"type": "directory", "oid": folders[path], "size": 0, "path": path}
-        inside = trees.below(tree, path)
     else:
         info = {"type": "file", "oid": entry.oid, "size": entry.size, "path": path}
-        inside = {path: entry}
         if entry.lfs:
             pointer = trees.lfs_pointer(entry.sha256, entry.size)
             info["lfs"] = {"oid": entry.sha256, "size": entry.size, "pointerSize": len(pointer)}
     if changes is not None:
+        inside = [path] if entry is not None else trees.below(tree, path)
         last = max((changes[name] for name in inside), key=lambda commit: commit.date)
         info["lastCommit"] = {"id": last.id, "title": last.title, "date": last.date}
     return info
