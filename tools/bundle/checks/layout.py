@@ -38,8 +38,10 @@ def layout(target: Subject) -> Iterator[str]:
 
 def _stray(target: Subject, path: Path) -> Iterator[str]:
     name = path.relative_to(target.directory).as_posix()
-    if path.is_symlink():
+    if path.is_symlink() and target.build is not None:  # a downloaded one is made of links into the client's cache
         yield f"{name} is a link"
+    elif path.is_symlink() and not path.exists():
+        yield f"{name} is a link to nothing"
     elif "__pycache__" in path.parts:
         return  # Python writes it when the variant is loaded; publishing leaves it out
     elif path.is_file() and (path.suffix not in _SHIPPED_SUFFIXES or (path.suffix == ".so" and path != target.library)):

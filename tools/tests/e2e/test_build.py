@@ -99,7 +99,11 @@ def test_every_check_holds(first: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 @pytest.mark.usefixtures("_committed_api")
 def test_a_variant_from_elsewhere(first: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    copy = shutil.copytree(first / "build" / X86, tmp_path / X86)
+    copy = tmp_path / "snapshots" / X86  # as the Hub client keeps it: links into its store
+    copy.mkdir(parents=True)
+    for path in (first / "build" / X86).iterdir():
+        if path.is_file():
+            (copy / path.name).symlink_to(path)
     assert cli.main(["check", str(copy)]) == 0
     text = capsys.readouterr().err
     assert text.count("skipped") == 3

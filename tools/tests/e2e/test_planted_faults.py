@@ -156,8 +156,8 @@ def test_a_stray_file(make: Make, name: str) -> None:
     assert only(layout.layout, target) == f"{name} does not belong in a variant"
 
 
-def test_a_link_and_a_cache(make: Make) -> None:
-    target = make()
+def test_a_link_and_a_cache(make: Make, checkout: Path) -> None:
+    target = dataclasses.replace(make(), build=buildfile.read(checkout))
     (target.directory / "more.py").symlink_to("/etc/hostname")
     (target.directory / "__pycache__").mkdir()
     (target.directory / "__pycache__" / "x.cpython-311.pyc").write_text("")
