@@ -57,7 +57,7 @@ def load(target: Subject) -> Iterator[str]:
     except CheckError as error:
         yield error.message
         return
-    if Path(loaded.file).resolve().parent != target.directory.resolve():
+    if Path(loaded.file).parent.resolve() != target.directory.resolve():
         yield f"the loader took {loaded.file} instead"
     for name in loaded.absent:
         yield f"__all__ names {name}, which the package has not"
