@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     started = time.monotonic()
     if args.steps < 2:
         raise UsageError(
-            f"--steps must be at least 2 (the loss must fall from the first to the last), got {args.steps}"
+            f"--steps must be at least 2 (the loss must fall), got {args.steps}"
         )
     built = buildfile.read(args.root)
     out, scratch = options.places(args)
