@@ -31,6 +31,11 @@ from bundle.process import console, say
 CPU_VARIANTS = "*cpu*"
 STEPS = 20
 TAIL_LINES = 15
+FOREIGN_SETTINGS = (
+    *("LOCAL_KERNELS", "KERNELS_CACHE", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"),
+    *("HF_HUB_DISABLE_TELEMETRY", "DISABLE_TELEMETRY", "DO_NOT_TRACK"),
+)
+"""What would take the demo elsewhere; with the last three `kernels` 0.17.2 sends a header that no server accepts."""
 THREE_LINES = """\
 from kernels import get_kernel
 padfree = get_kernel("{repository}", version={version}, trust_remote_code=True)
@@ -50,9 +55,7 @@ def run(args: argparse.Namespace) -> int:
     """The demonstration; DemoError when a claim it makes does not hold."""
     started = time.monotonic()
     if args.steps < 2:
-        raise UsageError(
-            f"--steps must be at least 2 (the loss must fall), got {args.steps}"
-        )
+        raise UsageError(f"--steps must be at least 2 (the loss must fall), got {args.steps}")
     built = buildfile.read(args.root)
     out, scratch = options.places(args)
     work = scratch / "demo"
@@ -97,13 +100,11 @@ def _publish(args: argparse.Namespace, out: Path, hub: RunningHub) -> None:
 
 def _environment(hub: RunningHub, **more: str) -> dict[str, str]:
     """This environment, pointed at the Hub on this machine and at nothing else."""
-    dropped = ("LOCAL_KERNELS", "HF_HUB_OFFLINE", "HF_HUB_CACHE", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
-    kept = {key: value for key, value in os.environ.items() if key not in dropped}
+    kept = {key: value for key, value in os.environ.items() if key not in FOREIGN_SETTINGS}
     loopback = ",".join(filter(None, [kept.get("NO_PROXY", ""), "127.0.0.1", "localhost"]))
     ours = {
         "HF_ENDPOINT": hub.endpoint,
         "HF_TOKEN": hub.token,
-        "HF_HUB_DISABLE_TELEMETRY": "1",
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         "HF_HUB_DISABLE_XET": "1",
         "NO_PROXY": loopback,

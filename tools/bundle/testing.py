@@ -28,6 +28,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of the verb."""
     options.add_common(parser)
     options.add_out(parser)
+    parser.add_argument("--no-build", action="store_true", help="test what lies in --out as it is")
+    parser.add_argument(
+        "--examples", type=int, metavar="N", help="examples of each property of the bundle (its tests have a default)"
+    )
     parser.add_argument("--suite", action="append", choices=SUITES, help="only this one; may be repeated")
     parser.add_argument("pytest", nargs="*", metavar="-- PYTEST", help="words handed to every pytest, after --")
 
@@ -50,9 +54,10 @@ def run(args: argparse.Namespace) -> int:
 
 def bundle_suite(args: argparse.Namespace) -> Iterator[Outcome]:
     """Build and check the CPU variant, then its tests on each path; stops where a step the next one needs fails."""
-    out, _ = options.places(args)
-    own = ("--root", str(args.root), "--out", str(out), "--only", CPU_VARIANTS)
-    for verb in ("build", "check"):
+    out, scratch = options.places(args)
+    only = [word for glob in args.only or [CPU_VARIANTS] for word in ("--only", glob)]
+    own = ("--root", str(args.root), "--out", str(out), "--scratch", str(scratch), *only)
+    for verb in () if args.no_build else ("build", "check"):
         outcome = parts.run(Part(verb, (sys.executable, "-m", "bundle", verb, *own), args.root))
         yield outcome
         if outcome.code != 0:
@@ -65,6 +70,8 @@ def bundle_suite(args: argparse.Namespace) -> Iterator[Outcome]:
             yield Outcome(name, skipped=f"the widest path of this build on this machine is {widest}")
             continue
         environment = {"LOCAL_KERNELS": local, "PADFREE_ISA": isa}
+        if args.examples is not None:
+            environment["PADFREE_EXAMPLES"] = str(args.examples)
         command = (sys.executable, "-m", "pytest", "tests", "-m", "kernels_ci", "-q", *args.pytest)
         yield parts.run(Part(name, command, args.root, environment))
 
