@@ -1,5 +1,6 @@
 """padfree-flash2: attention, convolution and linear-attention kernels for padding-free training, on CPU and CUDA."""
 
+from . import layers
 from ._register import isa
 from .attention import flash_attn_func, flash_attn_varlen_func
 from .attention_packed import (
@@ -9,9 +10,15 @@ from .attention_packed import (
     flash_attn_varlen_qkvpacked_func,
 )
 from .causal_conv1d import causal_conv1d_fn
+from .integrity import verify
+from .repository import back_flash_attention
+from .wiring import disable, enable, report
 
 __all__ = [
+    "back_flash_attention",
     "causal_conv1d_fn",
+    "disable",
+    "enable",
     "flash_attn_func",
     "flash_attn_kvpacked_func",
     "flash_attn_qkvpacked_func",
@@ -19,4 +26,7 @@ __all__ = [
     "flash_attn_varlen_kvpacked_func",
     "flash_attn_varlen_qkvpacked_func",
     "isa",
+    "layers",
+    "report",
+    "verify",
 ]

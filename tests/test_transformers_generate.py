@@ -1,0 +1,74 @@
+"""Generation on a wired model: the tokens of eager code, with left padding and both kinds of cache."""
+
+import functools
+
+import pytest
+import torch
+from tiny_models import assert_near, build, samples
+
+NEW_TOKENS = 6
+ROWS = samples((9, 4, 12))
+
+
+@pytest.fixture(params=["llama", "lfm2", "mistral", "gemma2"])
+def family(request):
+    return request.param
+
+
+@pytest.fixture
+def model(padfree, family):
+    """A wired model in inference mode."""
+    _alone(family, torch.float64), _alone(family, torch.float32)  # before the family's functions are replaced
+    made = build(family).eval()
+    padfree.enable(made)
+    yield made
+    padfree.disable(made)
+
+
+def _padded(rows):
+    """Left-padded ids and mask."""
+    width = max(len(row) for row in rows)
+    ids, mask = torch.zeros(len(rows), width, dtype=torch.long), torch.zeros(len(rows), width, dtype=torch.long)
+    for index, row in enumerate(rows):
+        ids[index, width - len(row) :] = row
+        mask[index, width - len(row) :] = 1
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def _generate(model, rows, **arguments):
+    """New tokens ``(rows, NEW_TOKENS)`` and their logits ``(NEW_TOKENS, rows, vocabulary)``."""
+    settings = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    out = model.generate(
+        **_padded(rows), **settings, output_logits=True, return_dict_in_generate=True, disable_compile=True, **arguments
+    )
+    return out.sequences[:, -NEW_TOKENS:], torch.stack(out.logits)
+
+
+@functools.cache
+def _alone(family, dtype):
+    """What eager code generates for each row by itself, without padding (padded float64 rows are NaN there)."""
+    model = build(family, dtype).eval()
+    tokens, logits = zip(*(_generate(model, [row]) for row in ROWS), strict=True)
+    with torch.no_grad():
+        prompts = [model(input_ids=row[None], use_cache=False).logits[0] for row in ROWS]
+    return torch.cat(tokens), torch.cat(logits, 1), prompts
+
+
+@pytest.mark.parametrize("arguments", [{}, {"cache_implementation": "static"}], ids=["dynamic", "static"])
+def test_generate_with_left_padding(model, family, arguments):
+    tokens, logits = _generate(model, ROWS, **arguments)
+    wanted_tokens, wanted, _ = _alone(family, torch.float64)
+    _, eager, _ = _alone(family, torch.float32)
+    assert torch.equal(tokens, wanted_tokens)
+    assert_near(logits, wanted, eager, "logits")
+
+
+def test_padded_rows_equal_their_own(model, family):
+    """One forward over left-padded rows, with the positions `generate` makes of the mask."""
+    batch = _padded(ROWS)
+    positions = (batch["attention_mask"].cumsum(-1) - 1).masked_fill(batch["attention_mask"] == 0, 1)
+    with torch.no_grad():
+        padded = model(**batch, position_ids=positions, use_cache=False).logits
+    wanted, eager = (_alone(family, dtype)[2] for dtype in (torch.float64, torch.float32))
+    for row, got, exact, other in zip(ROWS, padded, wanted, eager, strict=True):
+        assert_near(got[-len(row) :], exact, other, f"row of {len(row)}")

@@ -1,0 +1,53 @@
+"""The classes `kernels` swaps in, under the names and with the signatures transformers' modelling files register.
+
+`kernels` takes only the ``forward`` of these classes and binds it to the function module a modelling file calls, so a
+class has no constructor and no members of its own. Parameter names, kinds and count are transformers': a call mixes
+positional and keyword arguments. Its ``**kwargs`` bring whatever the model was called with, unfiltered; what carries
+boundaries or state is honoured, the rest (``use_cache``, ``num_items_in_batch``, ...) has no meaning for a layer.
+"""
+
+from typing import Optional
+
+import torch
+from torch import nn
+
+from . import boundaries
+from .causal_conv1d import causal_conv1d_fn as _fn
+
+
+class causal_conv1d_fn(nn.Module):
+    """Causal depthwise convolution over ``(B, D, L)``, with transformers' argument order (``activation`` is fourth)."""
+
+    can_torch_compile = True
+    has_backward = True
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        weight: torch.Tensor,
+        bias: Optional[torch.Tensor] = None,
+        activation: Optional[str] = None,
+        **kwargs,
+    ):
+        """``out[b, d, t] = act(bias[d] + sum_k weight[d, k] * x[b, d, t - (W - 1) + k])``, taps inside one sample only.
+
+        Args:
+            hidden_states: ``(B, D, L)``, float32, bfloat16 or float16, any strides.
+            weight: ``(D, W)``, W 2 to 4; it may have another dtype (as under autocast), arithmetic is float32.
+            bias: ``(D,)`` or None.
+            activation: None, ``"silu"`` or ``"swish"``.
+            kwargs: ``seq_idx`` ``(B, L)`` int32 separates packed samples; without it ``cu_seq_lens_q`` ``(N + 1,)``
+                does. ``initial_states``, ``return_final_states`` and ``final_states_out`` as in the causal-conv1d
+                package. Anything else is ignored.
+
+        Raises:
+            ValueError: the batch is packed and neither ``seq_idx`` nor ``cu_seq_lens_q`` arrived; ``cu_seq_lens_q``
+                does not cover the tokens; or what ``causal_conv1d_fn`` refuses.
+        """
+        seq_idx = boundaries.sequence_index(hidden_states, kwargs.get("seq_idx"), kwargs.get("cu_seq_lens_q"))
+        state = {
+            name: kwargs[name]
+            for name in ("initial_states", "return_final_states", "final_states_out")
+            if kwargs.get(name) is not None
+        }
+        return _fn(hidden_states, weight, bias, seq_idx=seq_idx, activation=activation, **state)
