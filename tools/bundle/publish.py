@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import ipaddress
+import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -59,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
         everywhere=args.everywhere,
     )
     api = HfApi()
+    _reach_past_proxies(api.endpoint)
     if args.dry_run:
         dry_run(prepared, api)
     else:
@@ -274,6 +276,15 @@ def _is_this_machine(endpoint: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def _reach_past_proxies(endpoint: str) -> None:
+    """A proxy in the environment cannot reach a Hub on this machine, so it is not asked for it."""
+    host = urlsplit(endpoint).hostname
+    for name in ("NO_PROXY", "no_proxy"):
+        past = [one for one in os.environ.get(name, "").split(",") if one]
+        if _is_this_machine(endpoint) and host not in past:
+            os.environ[name] = ",".join([*past, str(host)])
 
 
 def _table(wanted: Publication, api: HfApi, changes: Mapping[str, Changes], title: str) -> Table:

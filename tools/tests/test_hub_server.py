@@ -113,7 +113,10 @@ def test_trusted_organisations_are_the_ones_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_serve_verb(tmp_path: Path, number: signal.Signals) -> None:
     command = [sys.executable, "-m", "bundle", "serve", "--store", str(tmp_path / "my store")]
-    with subprocess.Popen(command, cwd=TOOLS, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    environment = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+    with subprocess.Popen(
+        command, cwd=TOOLS, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         lines = [process.stdout.readline() for _ in range(3)]
         endpoint = re.fullmatch(r"export HF_ENDPOINT=(http://127\.0\.0\.1:\d+)\n", lines[1])
@@ -127,6 +130,22 @@ def test_the_serve_verb(tmp_path: Path, number: signal.Signals) -> None:
         _, stderr = process.communicate(timeout=20)
     assert "Traceback" not in stderr
     assert process.returncode in (0, 130, -number)
+
+
+def test_a_proxy_is_not_asked_for_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NO_PROXY", "no_proxy", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    script = "from huggingface_hub import HfApi; print(HfApi().whoami()['name'])"
+    with running_hub(tmp_path / "store") as hub:
+        assert set(hub.environment()) == {"HF_ENDPOINT", "HF_TOKEN"}
+        monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+        monkeypatch.setenv("NO_PROXY", "example.org")
+        assert hub.environment()["NO_PROXY"] == "example.org,127.0.0.1"
+        environment = {**os.environ, **hub.environment()}
+        asked = subprocess.run(
+            [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
+        )
+    assert asked.stdout == "local\n", asked.stderr
 
 
 def test_the_serve_verb_explains_itself(tmp_path: Path) -> None:

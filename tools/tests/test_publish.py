@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from conftest import git
 from hubkit import server_process
-from huggingface_hub import CommitOperationAdd, HfApi, constants
+from huggingface_hub import CommitOperationAdd, HfApi, close_session, constants
 from huggingface_hub.hf_api import RepoFile
 
 from bundle import __main__ as cli
@@ -495,6 +495,16 @@ def test_the_verb(hub: RunningHub, project: Path, monkeypatch: pytest.MonkeyPatc
     assert cli.main(words(project, "--allow-dirty", "--everywhere")) == PublishError.exit_code
     assert cli.main(words(project, "--allow-dirty")) == 0
     assert set(content(hub, "main")) == {"README.md"}
+
+
+def test_a_proxy_does_not_stand_in_the_way(hub: RunningHub, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{closed_port()}")
+    monkeypatch.setenv("NO_PROXY", "example.org")
+    monkeypatch.setenv("no_proxy", "example.org")
+    monkeypatch.setattr(publish, "HfApi", partial(HfApi, endpoint=hub.endpoint, token=hub.token))
+    close_session()
+    assert cli.main(words(project)) == 0
+    close_session()
 
 
 def test_another_machines_hub_needs_a_word(

@@ -44,8 +44,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _announcement(hub: RunningHub, token_file: Path) -> str:
     """Lines to paste into a shell; the token itself stays in its file."""
-    file = shlex.quote(str(token_file.resolve()))
-    return f"# serving {hub.store}; stop with Ctrl-C\nexport HF_ENDPOINT={hub.endpoint}\nexport HF_TOKEN=$(cat {file})"
+    values = {name: shlex.quote(value) for name, value in hub.environment().items()}
+    values["HF_TOKEN"] = f"$(cat {shlex.quote(str(token_file.resolve()))})"
+    lines = [f"# serving {hub.store}; stop with Ctrl-C", *(f"export {name}={value}" for name, value in values.items())]
+    return "\n".join(lines)
 
 
 def _read_token(path: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import secrets
 import socket
 import threading
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import uvicorn
 
@@ -23,6 +25,7 @@ from .store import Store
 TOKEN_FILE = "token"
 TRUSTED_ORGS = ("padfree",)
 START_SECONDS = 20.0
+_PROXIES = ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY")
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,15 @@ class RunningHub:
     endpoint: str
     token: str
     store: Path
+
+    def environment(self) -> dict[str, str]:
+        """What a client process has to see. Where a proxy is set, it must not be asked for this machine."""
+        wanted = {"HF_ENDPOINT": self.endpoint, "HF_TOKEN": self.token}
+        if any(os.environ.get(name) for name in _PROXIES):
+            host = str(urlsplit(self.endpoint).hostname)
+            past = [os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or "", host]
+            wanted |= dict.fromkeys(("NO_PROXY", "no_proxy"), ",".join(filter(None, past)))
+        return wanted
 
 
 def serve(
