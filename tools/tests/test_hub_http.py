@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import http.client
 import json
 import os
 import time
@@ -32,6 +33,7 @@ from hubkit import (
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from huggingface_hub.file_download import get_hf_file_metadata, hf_hub_download
 
+from bundle.hub import blobs as blobs_module
 from bundle.hub.server import RunningHub, running_hub
 
 FILE = f"/kernels/{REPO}/resolve/v1/{PATH}"
@@ -489,6 +491,33 @@ def test_the_client_sees_the_altered_library_and_a_new_upload_cures_it(
     assert "altered on disk" in str(caught.value.__cause__)
     put(fresh, {PATH: LIBRARY})
     assert fetch() == LIBRARY
+
+
+def test_a_large_file_is_streamed_in_parts(served: RunningHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blobs_module, "IN_MEMORY", 100)
+    monkeypatch.setattr(blobs_module, "CHUNK", 1000)
+    assert ask(served, "GET", FILE).body == LIBRARY
+    for start, stop in ((0, 1), (0, 1000), (999, 1001), (1, SIZE), (SIZE - 1, SIZE)):
+        answer = ask(served, "GET", FILE, headers={"Range": f"bytes={start}-{stop - 1}"})
+        assert answer.body == LIBRARY[start:stop]
+
+
+def test_a_large_file_that_is_altered_while_it_is_sent_does_not_arrive_whole(
+    fresh: RunningHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blobs_module, "IN_MEMORY", 100)
+    monkeypatch.setattr(blobs_module, "CHUNK", 1000)
+    place = blob_path(fresh.store, LIBRARY)
+    chunks = blobs_module.Content.chunks
+
+    def altered(content: blobs_module.Content, start: int, stop: int) -> Iterator[bytes]:
+        place.chmod(0o644)
+        place.write_bytes(flipped(LIBRARY))
+        return chunks(content, start, stop)
+
+    monkeypatch.setattr(blobs_module.Content, "chunks", altered)
+    with pytest.raises(http.client.IncompleteRead):
+        ask(fresh, "GET", FILE)
 
 
 @pytest.mark.parametrize("kind", ["commits", "trees", "branches"])
