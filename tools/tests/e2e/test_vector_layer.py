@@ -51,7 +51,9 @@ static void quads(const T* in, T* out, float* apart, long stride) {{
   for (int k = 0; k < 4; ++k) store(apart + k * Vec::kLanes, q[k]);
   store_quads(out, stride, q);
 }}
-extern "C" void quads_float32(const float* in, float* out, float* apart, long stride) {{ quads(in, out, apart, stride); }}
+extern "C" void quads_float32(const float* in, float* out, float* apart, long stride) {{
+  quads(in, out, apart, stride);
+}}
 extern "C" void quads_bfloat16(const BFloat16* in, BFloat16* out, float* apart, long stride) {{
   quads(in, out, apart, stride);
 }}
