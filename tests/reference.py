@@ -288,3 +288,25 @@ def _conv_final_states(x, states, sequences, width):
     for s in sequences:
         rows[s.state] = torch.cat([rows[s.state], x[s.batch, :, s.begin : s.end]], -1)[:, -(width - 1) :]
     return torch.stack(rows) if rows else x.new_zeros(0, x.shape[1], width - 1)
+
+
+def causal_conv1d_update(
+    x, conv_state, weight, bias=None, activation=None, cache_seqlens=None, conv_state_indices=None
+):
+    """``out`` and ``conv_state`` after the call, as in ``causal_conv1d_update``; x (B, D, L)."""
+    width, length = weight.shape[1], conv_state.shape[2]
+    out, allowance = torch.zeros(x.shape, dtype=torch.float64), torch.zeros(x.shape, dtype=torch.float64)
+    state = conv_state.clone()
+    for b in range(x.shape[0]):
+        row = b if conv_state_indices is None else int(conv_state_indices[b])
+        if row < 0:
+            continue
+        position = length if cache_seqlens is None else int(cache_seqlens[b])
+        history = torch.stack([conv_state[row, :, (position - i) % length] for i in range(width - 1, 0, -1)], -1)
+        whole = causal_conv1d(x[b : b + 1], weight, bias, None, history[None], activation)
+        out[b], allowance[b] = (t.detach().squeeze(0) for t in whole["out"])
+        if cache_seqlens is None:
+            state[row] = torch.cat([conv_state[row], x[b]], -1)[:, -length:]
+        for t in range(x.shape[2] if cache_seqlens is not None else 0):
+            state[row, :, (position + t) % length] = x[b, :, t]
+    return {"out": (out, allowance), "conv_state": (state.double(), torch.zeros_like(state).double())}

@@ -260,6 +260,148 @@ def test_final_states_out(padfree):
     assert storage._base.isnan().sum() == storage._base.numel() - storage.numel()
 
 
+# ---- the decoding step -----------------------------------------------------------------------------------------------
+
+
+def update_inputs(batch, channels, seqlen, width, length, dtype=FP32, states=None):
+    """x, conv_state with NaN around it, weight, bias."""
+    x, weight, bias, _, _ = inputs(batch, channels, seqlen, width, dtype=dtype)
+    state = cases.embed_in_nan(cases.randn(states or batch, channels, length, dtype=dtype, seed=3))
+    return x, state, weight, bias
+
+
+def check_update(padfree, x, state, weight, bias, activation="silu", **options):
+    wanted = reference.causal_conv1d_update(x, state, weight, bias, activation, **options)
+    outside = state._base.isnan().sum() if state._base is not None else None
+    out = padfree.causal_conv1d_update(x, state, weight, bias, activation, **options)
+    assert_close(out, *wanted["out"], "out")
+    assert_close(state, *wanted["conv_state"], "conv_state")
+    if outside is not None:
+        assert state._base.isnan().sum() == outside
+    return out
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES, ids=cases.dtype_id)
+@pytest.mark.parametrize("width", [2, 3, 4])
+@pytest.mark.parametrize("seqlen", [1, 2, 6])
+def test_update(padfree, seqlen, width, dtype):
+    """States of W - 1, W and more times; linear and circular; channels around a vector."""
+    for length in (width - 1, width, 9):
+        for channels in (5, 8, 13, 24):
+            args = update_inputs(3, channels, seqlen, width, length, dtype)
+            check_update(padfree, *args)
+            lengths = torch.tensor([0, 4, 2**31 - 7], dtype=torch.int32)
+            check_update(padfree, *args, activation=None, cache_seqlens=lengths)
+
+
+@pytest.mark.parametrize("dtype", [FP32, BF16], ids=cases.dtype_id)
+def test_update_of_a_models_cache(padfree, dtype):
+    """What transformers hands over: a dense (B, D, 4) state and a transposed (B, 1, D)."""
+    _, _, weight, bias = update_inputs(1, 9001, 1, 4, 4, dtype)
+    x = cases.randn(2, 1, 9001, dtype=dtype).transpose(1, 2)
+    out = check_update(padfree, x, cases.randn(2, 9001, 4, dtype=dtype, seed=3), weight, bias)
+    assert out.transpose(1, 2).is_contiguous()
+
+
+def test_update_without_a_time_dimension(padfree):
+    x, state, weight, bias = update_inputs(2, 13, 1, 4, 4)
+    other = state.clone()
+    out = padfree.causal_conv1d_update(x[:, :, 0], state, weight, bias, "silu")
+    assert out.shape == (2, 13)
+    assert_same_bits(out, padfree.causal_conv1d_update(x, other, weight, bias, "silu")[:, :, 0])
+    assert_same_bits(state, other)
+
+
+@pytest.mark.parametrize("circular", [False, True])
+def test_update_conv_state_indices(padfree, circular):
+    """-1 gives 0 and writes nothing; the states of no row stay as they are."""
+    x, state, weight, bias = update_inputs(4, 13, 2, 4, 5, states=7)
+    indices = torch.tensor([5, -1, 0, 3], dtype=torch.int32)
+    lengths = torch.tensor([3, 9, 0, 7], dtype=torch.int32) if circular else None
+    before = state.clone()
+    out = check_update(padfree, x, state, weight, bias, cache_seqlens=lengths, conv_state_indices=indices)
+    assert not out[1].any()
+    assert_same_bits(state[[1, 2, 4, 6]], before[[1, 2, 4, 6]])
+
+
+@pytest.mark.parametrize("weight_dtype", cases.DTYPES, ids=cases.dtype_id)
+def test_update_weight_dtype_is_free(padfree, weight_dtype):
+    x, state, weight, bias = update_inputs(2, 13, 1, 4, 4, BF16)
+    check_update(padfree, x, state, weight.to(weight_dtype), bias.to(weight_dtype))
+    check_update(padfree, x, state, weight.to(weight_dtype), bias.float())
+
+
+@pytest.mark.parametrize("layout", cases.LAYOUTS.values(), ids=cases.LAYOUTS)
+def test_update_layout_changes_no_bit(padfree, layout):
+    x, state, weight, bias = update_inputs(2, 13, 3, 4, 4)
+    other = layout(state)
+    wanted = padfree.causal_conv1d_update(x, state, weight, bias, "silu")
+    assert_same_bits(padfree.causal_conv1d_update(layout(x), other, layout(weight[None])[0], bias, "silu"), wanted)
+    assert_same_bits(other, state)
+
+
+@pytest.mark.parametrize("dtype", [FP32, BF16], ids=cases.dtype_id)
+def test_updates_continue_a_prefill_bit_by_bit(padfree, dtype, threads):
+    x, weight, bias, _, _ = inputs(2, 24, 30, 4, dtype=dtype, layout=channel_last)
+    wanted = padfree.causal_conv1d_fn(x, weight, bias, activation="silu")
+    _, state = padfree.causal_conv1d_fn(x[:, :, :20], weight, bias, return_final_states=True)
+    circle = torch.zeros(2, 24, 6, dtype=dtype)
+    circle[:, :, [17 % 6, 18 % 6, 19 % 6]] = state
+    lengths = torch.full((2,), 20, dtype=torch.int32)
+    for t in range(20, 30):
+        step = x[:, :, t : t + 1]
+        assert_same_bits(padfree.causal_conv1d_update(step, state, weight, bias, "silu"), wanted[:, :, t : t + 1])
+        out = padfree.causal_conv1d_update(step, circle, weight, bias, "silu", lengths)
+        assert_same_bits(out, wanted[:, :, t : t + 1])
+        lengths += 1
+
+
+def test_update_of_many_rows_on_threads(padfree):
+    """More rows and channels than one task takes."""
+    for batch, channels in ((1000, 24), (3, 20000)):
+        x, state, weight, bias = update_inputs(batch, channels, 1, 4, 4)
+        other = state.clone()
+        before = torch.get_num_threads()
+        try:
+            torch.set_num_threads(1)
+            wanted = padfree.causal_conv1d_update(x, state, weight, bias, "silu")
+            torch.set_num_threads(2)
+            assert_same_bits(padfree.causal_conv1d_update(x, other, weight, bias, "silu"), wanted)
+        finally:
+            torch.set_num_threads(before)
+        assert_same_bits(other, state)
+
+
+def test_update_poison_stays_in_its_row(padfree):
+    x, state, weight, bias = update_inputs(3, 13, 2, 4, 4)
+    dirty_x, dirty_state = x.clone(), state.clone()
+    dirty_x[1], dirty_state[1] = float("nan"), float("nan")
+    wanted = padfree.causal_conv1d_update(x, state, weight, bias, "silu")
+    got = padfree.causal_conv1d_update(dirty_x, dirty_state, weight, bias, "silu")
+    assert_same_bits(got[[0, 2]], wanted[[0, 2]])
+    assert_same_bits(dirty_state[[0, 2]], state[[0, 2]])
+
+
+def test_update_of_nothing(padfree):
+    x, state, weight, bias = update_inputs(2, 5, 0, 4, 4)
+    before = state.clone()
+    assert padfree.causal_conv1d_update(x, state, weight, bias).shape == (2, 5, 0)
+    assert_same_bits(state, before)
+
+
+def test_varlen_states(padfree):
+    lengths = [5, 0, 1, 9, 3]
+    x = cases.randn(20, 13).requires_grad_()
+    states = padfree.causal_conv1d_varlen_states(x, cases.cu_seqlens(lengths), 4)
+    rows = [torch.cat([torch.zeros(4, 13), part])[-4:].T for part in x[:18].split(lengths)]
+    wanted = torch.stack(rows)
+    assert_same_bits(states, wanted)
+    dstates = cases.randn(5, 13, 4, seed=1)
+    assert_same_bits(*(torch.autograd.grad(t, x, dstates)[0] for t in (states, wanted)))
+    assert_same_bits(padfree.causal_conv1d_varlen_states(x, cases.cu_seqlens(lengths, torch.int64), 4), wanted)
+    assert not padfree.causal_conv1d_varlen_states(x[:0], torch.zeros(3, dtype=torch.int32), 4).any()
+
+
 # ---- layouts and memory ----------------------------------------------------------------------------------------------
 
 
@@ -353,6 +495,23 @@ def test_opcheck(ops, layout):
     leaves = [t.clone().requires_grad_() for t in (x, weight, bias)]
     torch.library.opcheck(ops.causal_conv1d_fwd.default, (*leaves, seq_idx, states.clone().requires_grad_(), True))
     torch.library.opcheck(ops.causal_conv1d_fwd.default, (*leaves[:2], None, None, None, False))
+
+
+def test_opcheck_update(ops):
+    x, state, weight, bias = update_inputs(2, 13, 2, 4, 5, states=3)
+    integers = torch.tensor([2, 0], dtype=torch.int32)
+    torch.library.opcheck(ops.causal_conv1d_update.default, (x, state, weight, bias, True, integers, integers))
+    two_dimensional = (x[:, :, 0], state[:2], weight, None, False, None, None)
+    torch.library.opcheck(ops.causal_conv1d_update.default, two_dimensional)
+
+
+def test_compiled_update(padfree):
+    x, state, weight, bias = update_inputs(2, 13, 1, 4, 4)
+    other = state.clone()
+    compiled = torch.compile(padfree.causal_conv1d_update, backend="aot_eager", fullgraph=True)
+    wanted = padfree.causal_conv1d_update(x, state, weight, bias, "silu")
+    assert_same_bits(compiled(x, other, weight, bias, "silu"), wanted)
+    assert_same_bits(other, state)
 
 
 def test_fullgraph_and_dynamic_lengths(padfree):

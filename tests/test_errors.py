@@ -294,3 +294,63 @@ def test_causal_conv1d_op_checks_memory_itself(ops):
         with pytest.raises(RuntimeError) as error:
             ops.causal_conv1d_fwd(*args, True)
         assert f"causal_conv1d: {text}" in str(error.value)
+
+
+def int32(*values):
+    return torch.tensor(values, dtype=torch.int32)
+
+
+CONV_UPDATE_ERRORS = [
+    ({"x": None}, TypeError, "x must be a tensor, got NoneType"),
+    ({"x": torch.zeros(2, 5, 1).double()}, TypeError, "x must be float32, bfloat16 or float16, got float64"),
+    ({"x": torch.zeros(5)}, ValueError, "x must have shape (batch, channels) or (batch, channels, seqlen), got (5,)"),
+    ({"weight": torch.zeros(5, 5)}, NotImplementedError, "weight must be 2 to 4 wide, got 5"),
+    ({"bias": torch.zeros(4)}, ValueError, "bias must have shape (5,), got (4,)"),
+    ({"activation": "gelu"}, ValueError, "activation must be None, \"silu\" or \"swish\", got 'gelu'"),
+    ({"activation": []}, ValueError, "activation must be None, \"silu\" or \"swish\", got []"),
+    ({"conv_state": torch.zeros(2, 5, 4).half()}, TypeError,
+     "conv_state must have the dtype of x (float32), got float16"),
+    ({"conv_state": torch.zeros(2, 5, 2)}, ValueError, "conv_state must hold at least 3 times, got 2"),
+    ({"conv_state": torch.zeros(3, 5, 4)}, ValueError,
+     "conv_state must have shape (2, 5, at least 3), got (3, 5, 4)"),
+    ({"cache_seqlens": torch.zeros(2).long()}, TypeError, "cache_seqlens must be int32, got int64"),
+    ({"cache_seqlens": int32(1)}, ValueError, "cache_seqlens must have shape (2,), got (1,)"),
+    ({"cache_seqlens": int32(1, -2)}, ValueError, "cache_seqlens must not be negative, got -2"),
+    ({"conv_state_indices": int32(0, 2)}, ValueError, "conv_state_indices must be -1 or below 2, got 2"),
+    ({"conv_state_indices": int32(-2, 0)}, ValueError, "conv_state_indices must be -1 or below 2, got -2"),
+    ({"conv_state_indices": int32(1, 1)}, ValueError, "conv_state_indices must name each state once, got 1 twice"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changed", "kind", "text"), CONV_UPDATE_ERRORS, ids=[text[:40] for _, _, text in CONV_UPDATE_ERRORS]
+)
+def test_causal_conv1d_update(padfree, changed, kind, text):
+    """Refused before anything is written."""
+    arguments = {"x": torch.ones(2, 5, 1), "conv_state": torch.zeros(2, 5, 4), "weight": torch.ones(5, 4), **changed}
+    with pytest.raises(kind) as error:
+        padfree.causal_conv1d_update(**arguments)
+    assert str(error.value) == f"causal_conv1d_update: {text}"
+    assert not arguments["conv_state"].any()
+
+
+def test_causal_conv1d_update_takes_each_padding_row(padfree):
+    x, state, weight = torch.ones(2, 5, 1), torch.zeros(1, 5, 4), torch.ones(5, 4)
+    assert not padfree.causal_conv1d_update(x, state, weight, conv_state_indices=int32(-1, -1)).any()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "text"),
+    [
+        ((torch.zeros(4), int32(0, 4), 3), ValueError, "x must have 2 dimensions, got 1"),
+        ((torch.zeros(4, 5), torch.zeros(2), 3), TypeError, "cu_seqlens must be int32 or int64, got float32"),
+        ((torch.zeros(4, 5), int32(1, 4), 3), ValueError, "cu_seqlens must rise from 0 to at most 4, got [1, 4]"),
+        ((torch.zeros(4, 5), int32(0, 3, 2), 3), ValueError, "cu_seqlens must rise from 0 to at most 4, got [0, 3, 2]"),
+        ((torch.zeros(4, 5), int32(0, 5), 3), ValueError, "cu_seqlens must rise from 0 to at most 4, got [0, 5]"),
+        ((torch.zeros(4, 5), int32(0, 4), 0), ValueError, "state_len must be a positive integer, got 0"),
+    ],
+)
+def test_causal_conv1d_varlen_states(padfree, arguments, kind, text):
+    with pytest.raises(kind) as error:
+        padfree.causal_conv1d_varlen_states(*arguments)
+    assert str(error.value) == f"causal_conv1d_varlen_states: {text}"

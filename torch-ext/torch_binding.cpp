@@ -45,6 +45,10 @@ STABLE_TORCH_LIBRARY(TORCH_EXTENSION_NAME, ops) {
   ops.def(
       "causal_conv1d_bwd(Tensor dout, Tensor x, Tensor weight, Tensor? bias, Tensor? seq_idx, "
       "Tensor? initial_states, bool silu) -> (Tensor, Tensor, Tensor, Tensor)");
+  // x (B, D) or (B, D, L), conv_state (N, D, S), cache_seqlens and conv_state_indices int32 (B,).
+  ops.def(
+      "causal_conv1d_update(Tensor x, Tensor(a!) conv_state, Tensor weight, Tensor? bias, bool silu, "
+      "Tensor? cache_seqlens, Tensor? conv_state_indices) -> Tensor");
 }
 
 #if defined(CPU_KERNEL)
@@ -58,6 +62,7 @@ STABLE_TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CPU, ops) {
   ops.impl("causal_conv1d_fwd", TORCH_BOX(&padfree::causal_conv1d_fwd));
   ops.impl("causal_conv1d_fwd_out", TORCH_BOX(&padfree::causal_conv1d_fwd_out));
   ops.impl("causal_conv1d_bwd", TORCH_BOX(&padfree::causal_conv1d_bwd));
+  ops.impl("causal_conv1d_update", TORCH_BOX(&padfree::causal_conv1d_update));
 }
 #endif
 

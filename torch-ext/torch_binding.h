@@ -35,5 +35,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> causal_conv1d_bwd(Tensor dout, Tensor
                                                              std::optional<Tensor> bias,
                                                              std::optional<Tensor> seq_idx,
                                                              std::optional<Tensor> initial_states, bool silu);
+Tensor causal_conv1d_update(Tensor x, Tensor conv_state, Tensor weight, std::optional<Tensor> bias, bool silu,
+                            std::optional<Tensor> cache_seqlens, std::optional<Tensor> conv_state_indices);
 
 }  // namespace padfree

@@ -84,12 +84,31 @@ struct ReduceParams {
   void* dbias;    // [D]
 };
 
+// A few new times of a running sequence, and the last values before them as state, which is moved on.
+struct UpdateParams {
+  DType dtype;         // of x, out and state
+  DType weight_dtype;  // of weight and bias: dtype or float32
+  int width;
+  bool silu;
+  int64_t channels, seqlen, state_length;
+  View x, out;                // (B, D, L)
+  View state;                 // (N, D, S)
+  const void *weight, *bias;  // bias is null if absent
+  int64_t weight_channel_stride, weight_tap_stride, bias_stride;
+  const int32_t* state_index;  // [B], -1: output 0 and no state; null: batch row i has state i
+  const int32_t*
+      position;  // [B], state is circular and time t of the call lies at (position + t) % S; or null
+  int64_t batch_block, channel_block, channel_blocks;  // a task: so many batch rows, so many channels
+  int64_t batch;
+};
+
 // One function of each kind per instruction set.
 struct Kernels {
   void (*pack)(const PackParams&);
   void (*forward)(const ForwardParams&, int64_t task);
   void (*backward)(const BackwardParams&, int64_t task);
   void (*reduce)(const ReduceParams&);
+  void (*update)(const UpdateParams&, int64_t task);
 };
 
 }  // namespace padfree::causal_conv1d

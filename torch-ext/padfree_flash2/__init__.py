@@ -9,7 +9,7 @@ from .attention_packed import (
     flash_attn_varlen_kvpacked_func,
     flash_attn_varlen_qkvpacked_func,
 )
-from .causal_conv1d import causal_conv1d_fn
+from .causal_conv1d import causal_conv1d_fn, causal_conv1d_update, causal_conv1d_varlen_states
 from .integrity import verify
 from .repository import back_flash_attention
 from .wiring import disable, enable, report
@@ -17,6 +17,8 @@ from .wiring import disable, enable, report
 __all__ = [
     "back_flash_attention",
     "causal_conv1d_fn",
+    "causal_conv1d_update",
+    "causal_conv1d_varlen_states",
     "disable",
     "enable",
     "flash_attn_func",

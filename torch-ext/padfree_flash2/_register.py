@@ -102,6 +102,11 @@ def _(dout, x, weight, bias, seq_idx, initial_states, silu):
     )
 
 
+@torch.library.register_fake(add_op_namespace_prefix("causal_conv1d_update"))
+def _(x, conv_state, weight, bias, silu, cache_seqlens, conv_state_indices):
+    return _conv_like(x) if x.dim() == 3 else x.new_empty(x.shape)
+
+
 def _conv_setup_context(ctx, inputs, output):
     x, weight, bias, seq_idx, initial_states, ctx.silu = inputs
     ctx.save_for_backward(x, weight, bias, seq_idx, initial_states)

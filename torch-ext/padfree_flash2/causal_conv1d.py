@@ -4,11 +4,23 @@ from typing import Optional, Union
 
 import torch
 
-from ._checks import name_of, readable, require_device, require_floating, require_like, require_tensor
+from ._checks import (
+    name_of,
+    readable,
+    require_device,
+    require_dim,
+    require_floating,
+    require_integers,
+    require_like,
+    require_tensor,
+    values_of,
+)
 from ._ops import ops
 
 _OP = "causal_conv1d"
 _MIN_WIDTH, _MAX_WIDTH = 2, 4
+# Looked up once: the packet resolves its overload anew at each call.
+_update = ops.causal_conv1d_update.default
 _SILU_OF_ACTIVATION = {None: False, "silu": True, "swish": True}
 
 
@@ -80,6 +92,87 @@ def causal_conv1d_fn(
     return out, final_states_out.copy_(final_states)
 
 
+def causal_conv1d_update(
+    x: torch.Tensor,
+    conv_state: torch.Tensor,
+    weight: torch.Tensor,
+    bias: Optional[torch.Tensor] = None,
+    activation: Optional[str] = None,
+    cache_seqlens: Optional[torch.Tensor] = None,
+    conv_state_indices: Optional[torch.Tensor] = None,
+) -> torch.Tensor:
+    """The next times of running sequences: convolves behind ``conv_state`` and moves it on, in place. Inference only.
+
+    ``out[b, d, t] = act(bias[d] + sum_k weight[d, k] * z[b, d, S + t - (W - 1) + k])`` with z = the state, then x.
+
+    Args:
+        x: (B, D) or (B, D, L) float32, bfloat16 or float16, any strides.
+        conv_state: (B, D, S) of x's dtype, S at least W - 1, any strides. Afterwards it holds the last S values of z.
+        weight: (D, W), W from 2 to 4; dtype any of the three.
+        bias: (D,), dtype any of the three.
+        activation: None, "silu" or "swish" (the same).
+        cache_seqlens: (B,) int32, how many times each sequence has had. Then the state is circular: time i lies at
+            ``i % S``, and x is written from ``cache_seqlens % S`` on.
+        conv_state_indices: (B,) int32, which row of ``conv_state`` (then (N, D, S)) belongs to each row of x. Each row
+            of the state may appear once. -1 stands for no sequence: output 0, and no state is touched.
+
+    Returns:
+        (B, D) or (B, D, L) as x.
+
+    Raises:
+        ValueError: a shape, an activation or an index is wrong.
+        TypeError: an argument has the wrong type, dtype or device.
+        NotImplementedError: W is outside 2 to 4.
+
+    Source: the semantics of Dao-AILab/causal-conv1d.
+    """
+    try:
+        silu = _SILU_OF_ACTIVATION[activation]
+        return _update(x, conv_state, weight, bias, silu, cache_seqlens, conv_state_indices)
+    except (RuntimeError, TypeError, KeyError):
+        # Checked in full only when the op has refused: a step of decoding takes a few microseconds. The op checks
+        # before it writes.
+        _check_update(x, conv_state, weight, bias, activation, cache_seqlens, conv_state_indices)
+        raise
+
+
+def causal_conv1d_varlen_states(x: torch.Tensor, cu_seqlens: torch.Tensor, state_len: int) -> torch.Tensor:
+    """The last ``state_len`` inputs of each packed sequence, zeros in front of shorter ones; differentiable.
+
+    ``states[i, :, s] = x[cu_seqlens[i + 1] - state_len + s]`` where that lies in sequence i, else 0.
+
+    Args:
+        x: (T, D), any dtype.
+        cu_seqlens: (N + 1,) int32 or int64, from 0 on, not decreasing, at most T.
+        state_len: how many, at least 1.
+
+    Returns:
+        (N, D, state_len) of x's dtype: a ``conv_state`` for ``causal_conv1d_update``.
+
+    Raises:
+        ValueError: a shape or ``state_len`` is wrong.
+        TypeError: an argument has the wrong type, dtype or device.
+
+    Source: the semantics of Dao-AILab/causal-conv1d.
+    """
+    op = "causal_conv1d_varlen_states"
+    require_tensor(op, "x", x)
+    require_dim(op, "x", x, 2)
+    require_integers(op, "cu_seqlens", cu_seqlens, "x", x)
+    if not isinstance(state_len, int) or state_len < 1:
+        raise ValueError(f"{op}: state_len must be a positive integer, got {state_len!r}")
+    bounds = values_of(cu_seqlens)
+    if bounds is not None and (not bounds or bounds[0] != 0 or bounds[-1] > x.shape[0] or bounds != sorted(bounds)):
+        raise ValueError(f"{op}: cu_seqlens must rise from 0 to at most {x.shape[0]}, got {bounds}")
+    begin, end = cu_seqlens[:-1, None].long(), cu_seqlens[1:, None].long()
+    position = end - state_len + torch.arange(state_len, device=x.device)
+    inside = position >= begin
+    if x.shape[0] == 0:
+        return x.new_zeros((begin.shape[0], x.shape[1], state_len))
+    taken = x[torch.where(inside, position, 0)]
+    return torch.where(inside[:, :, None], taken, torch.zeros((), dtype=x.dtype, device=x.device)).transpose(1, 2)
+
+
 def _final_states(
     x: torch.Tensor,
     width: int,
@@ -140,45 +233,45 @@ def _check(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor], 
     require_floating(_OP, "x", x)
     if x.dim() != 3:
         raise ValueError(f"{_OP}: x must have shape (batch, channels, seqlen), got {tuple(x.shape)}")
-    _check_weight(weight, bias, x)
-    return _check_activation(activation)
+    _check_weight(_OP, weight, bias, x)
+    return _check_activation(_OP, activation)
 
 
-def _check_weight(weight: torch.Tensor, bias: Optional[torch.Tensor], x: torch.Tensor) -> None:
-    require_floating(_OP, "weight", weight)
-    require_device(_OP, "weight", weight, "x", x)
+def _check_weight(op: str, weight: torch.Tensor, bias: Optional[torch.Tensor], x: torch.Tensor) -> None:
+    require_floating(op, "weight", weight)
+    require_device(op, "weight", weight, "x", x)
     channels = x.shape[1]
     if weight.dim() != 2 or weight.shape[0] != channels:
-        raise ValueError(f"{_OP}: weight must have shape ({channels}, width), got {tuple(weight.shape)}")
+        raise ValueError(f"{op}: weight must have shape ({channels}, width), got {tuple(weight.shape)}")
     if not _MIN_WIDTH <= weight.shape[1] <= _MAX_WIDTH:
-        raise NotImplementedError(f"{_OP}: weight must be {_MIN_WIDTH} to {_MAX_WIDTH} wide, got {weight.shape[1]}")
+        raise NotImplementedError(f"{op}: weight must be {_MIN_WIDTH} to {_MAX_WIDTH} wide, got {weight.shape[1]}")
     if bias is not None:
-        require_floating(_OP, "bias", bias)
-        require_device(_OP, "bias", bias, "x", x)
+        require_floating(op, "bias", bias)
+        require_device(op, "bias", bias, "x", x)
         if bias.dim() != 1 or bias.shape[0] != channels:
-            raise ValueError(f"{_OP}: bias must have shape ({channels},), got {tuple(bias.shape)}")
+            raise ValueError(f"{op}: bias must have shape ({channels},), got {tuple(bias.shape)}")
 
 
-def _check_activation(activation: Optional[str]) -> bool:
+def _check_activation(op: str, activation: Optional[str]) -> bool:
     try:
         return _SILU_OF_ACTIVATION[activation]
     except (KeyError, TypeError):
-        raise ValueError(f'{_OP}: activation must be None, "silu" or "swish", got {activation!r}') from None
+        raise ValueError(f'{op}: activation must be None, "silu" or "swish", got {activation!r}') from None
 
 
 def _check_seq_idx(x: torch.Tensor, seq_idx: torch.Tensor) -> torch.Tensor:
-    _check_int32("seq_idx", seq_idx, x)
+    _check_int32(_OP, "seq_idx", seq_idx, x)
     wanted = (x.shape[0], x.shape[2])
     if seq_idx.shape != wanted:
         raise ValueError(f"{_OP}: seq_idx must have shape {wanted} (batch, seqlen), got {tuple(seq_idx.shape)}")
     return seq_idx.contiguous()
 
 
-def _check_int32(name: str, tensor: torch.Tensor, x: torch.Tensor) -> None:
-    require_tensor(_OP, name, tensor)
+def _check_int32(op: str, name: str, tensor: torch.Tensor, x: torch.Tensor) -> None:
+    require_tensor(op, name, tensor)
     if tensor.dtype != torch.int32:
-        raise TypeError(f"{_OP}: {name} must be int32, got {name_of(tensor.dtype)}")
-    require_device(_OP, name, tensor, "x", x)
+        raise TypeError(f"{op}: {name} must be int32, got {name_of(tensor.dtype)}")
+    require_device(op, name, tensor, "x", x)
 
 
 def _check_states(name: str, states: torch.Tensor, x: torch.Tensor, width: int, number: Optional[int]) -> None:
@@ -207,6 +300,56 @@ def _check_runs(
     for name, states in (("initial_states", initial_states), ("final_states_out", final_states_out)):
         if states is not None and last >= states.shape[0]:
             raise ValueError(f"{_OP}: seq_idx must be below the {states.shape[0]} rows of {name}, got {last}")
+
+
+def _check_update(
+    x: torch.Tensor,
+    conv_state: torch.Tensor,
+    weight: torch.Tensor,
+    bias: Optional[torch.Tensor],
+    activation: Optional[str],
+    cache_seqlens: Optional[torch.Tensor],
+    conv_state_indices: Optional[torch.Tensor],
+) -> None:
+    op = f"{_OP}_update"
+    require_floating(op, "x", x)
+    if x.dim() not in (2, 3):
+        raise ValueError(
+            f"{op}: x must have shape (batch, channels) or (batch, channels, seqlen), got {tuple(x.shape)}"
+        )
+    _check_weight(op, weight, bias, x)
+    _check_activation(op, activation)
+    require_like(op, "conv_state", conv_state, "x", x)
+    rows = "states" if conv_state_indices is not None else x.shape[0]
+    fewest = weight.shape[1] - 1
+    if conv_state.dim() != 3 or conv_state.shape[1] != x.shape[1] or rows not in ("states", conv_state.shape[0]):
+        raise ValueError(
+            f"{op}: conv_state must have shape ({rows}, {x.shape[1]}, at least {fewest}), got {tuple(conv_state.shape)}"
+        )
+    if conv_state.shape[2] < fewest:
+        raise ValueError(f"{op}: conv_state must hold at least {fewest} times, got {conv_state.shape[2]}")
+    for name, tensor in (("cache_seqlens", cache_seqlens), ("conv_state_indices", conv_state_indices)):
+        if tensor is None:
+            continue
+        _check_int32(op, name, tensor, x)
+        if tensor.shape != x.shape[:1]:
+            raise ValueError(f"{op}: {name} must have shape ({x.shape[0]},), got {tuple(tensor.shape)}")
+    lengths = values_of(cache_seqlens) if cache_seqlens is not None else None
+    if lengths and min(lengths) < 0:
+        raise ValueError(f"{op}: cache_seqlens must not be negative, got {min(lengths)}")
+    _check_state_indices(op, conv_state_indices, conv_state.shape[0])
+
+
+def _check_state_indices(op: str, conv_state_indices: Optional[torch.Tensor], states: int) -> None:
+    indices = values_of(conv_state_indices) if conv_state_indices is not None else None
+    seen = set()
+    for index in indices or ():
+        if not -1 <= index < states:
+            raise ValueError(f"{op}: conv_state_indices must be -1 or below {states}, got {index}")
+        if index in seen:
+            raise ValueError(f"{op}: conv_state_indices must name each state once, got {index} twice")
+        if index >= 0:
+            seen.add(index)
 
 
 def _check_out(

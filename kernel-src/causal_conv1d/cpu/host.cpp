@@ -26,6 +26,7 @@ extern const Kernels kKernels;
 namespace {
 
 constexpr const char* kOp = "causal_conv1d";
+constexpr const char* kOpUpdate = "causal_conv1d_update";
 
 const Kernels& kernels() {
 #if defined(__x86_64__)
@@ -190,6 +191,78 @@ void run_forward(const Inputs& in, const Tensor& out, Layout layout) {
       &forward.params());
 }
 
+// (B, D) counts as (B, D, 1).
+View view_2d(const Tensor& x) {
+  return {x.data_ptr(), x.stride(0), x.stride(1), x.dim() == 3 ? x.stride(2) : 0};
+}
+
+// int32 [B] whose values an op reads itself; null if absent.
+const int32_t* batch_integers(const char* argument, const std::optional<Tensor>& tensor, int64_t batch) {
+  if (!tensor) return nullptr;
+  check_cpu(kOpUpdate, argument, *tensor);
+  check_dim(kOpUpdate, argument, *tensor, 1);
+  check_size(kOpUpdate, argument, *tensor, 0, batch);
+  return int32_data(kOpUpdate, argument, *tensor);
+}
+
+// Two rows of one batch must not move the same state: which came last would be chance.
+void check_state_index(const int32_t* index, int64_t batch, int64_t states) {
+  if (index == nullptr) return;
+  std::vector<int32_t> used;
+  for (int64_t b = 0; b < batch; ++b) {
+    check(index[b] >= -1 && index[b] < states, kOpUpdate, ": conv_state_indices must be -1 or below ", states,
+          ", got ", index[b]);
+    if (index[b] >= 0) used.push_back(index[b]);
+  }
+  std::sort(used.begin(), used.end());
+  const auto twice = std::adjacent_find(used.begin(), used.end());
+  check(twice == used.end(), kOpUpdate, ": conv_state_indices must name each state once, got ",
+        twice == used.end() ? 0 : *twice, " twice");
+}
+
+void check_update(const Tensor& x, const Tensor& conv_state, const Tensor& weight,
+                  const std::optional<Tensor>& bias, bool indexed) {
+  check_cpu(kOpUpdate, "x", x);
+  check(x.dim() == 2 || x.dim() == 3, kOpUpdate, ": x must have 2 or 3 dimensions, got ", x.dim());
+  dtype_of(kOpUpdate, "x", x);
+  const int64_t channels = x.size(1);
+  check_cpu(kOpUpdate, "weight", weight);
+  check_dim(kOpUpdate, "weight", weight, 2);
+  check_size(kOpUpdate, "weight", weight, 0, channels);
+  dtype_of(kOpUpdate, "weight", weight);
+  const int64_t width = weight.size(1);
+  check(width >= kMinWidth && width <= kMaxWidth, kOpUpdate, ": weight must be ", kMinWidth, " to ",
+        kMaxWidth, " wide, got ", width);
+  if (bias) {
+    check_cpu(kOpUpdate, "bias", *bias);
+    check_dim(kOpUpdate, "bias", *bias, 1);
+    check_size(kOpUpdate, "bias", *bias, 0, channels);
+    dtype_of(kOpUpdate, "bias", *bias);
+  }
+  check_cpu(kOpUpdate, "conv_state", conv_state);
+  check_dim(kOpUpdate, "conv_state", conv_state, 3);
+  check_same_dtype(kOpUpdate, "conv_state", conv_state, x);
+  if (!indexed) check_size(kOpUpdate, "conv_state", conv_state, 0, x.size(0));
+  check_size(kOpUpdate, "conv_state", conv_state, 1, channels);
+  check(conv_state.size(2) >= width - 1, kOpUpdate, ": conv_state must hold at least ", width - 1,
+        " times, got ", conv_state.size(2));
+}
+
+// The kernels take weight and bias in x's dtype or in float32.
+struct UpdateFilter {
+  Tensor weight;
+  std::optional<Tensor> bias;
+
+  UpdateFilter(const Tensor& x, const Tensor& given_weight, const std::optional<Tensor>& given_bias)
+      : weight(given_weight), bias(given_bias) {
+    const ScalarType dtype = weight.scalar_type();
+    if ((dtype == x.scalar_type() || dtype == ScalarType::Float) && (!bias || bias->scalar_type() == dtype))
+      return;
+    weight = torch::stable::to(weight, ScalarType::Float);
+    if (bias) bias = torch::stable::to(*bias, ScalarType::Float);
+  }
+};
+
 }  // namespace
 }  // namespace padfree::causal_conv1d
 
@@ -265,6 +338,52 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> causal_conv1d_bwd(Tensor dout, Tensor
                     .dweight = dweight.data_ptr(),
                     .dbias = dbias.data_ptr()});
   return {dx, dweight, dbias, dstates_out};
+}
+
+Tensor causal_conv1d_update(Tensor x, Tensor conv_state, Tensor weight, std::optional<Tensor> bias, bool silu,
+                            std::optional<Tensor> cache_seqlens, std::optional<Tensor> conv_state_indices) {
+  check_update(x, conv_state, weight, bias, conv_state_indices.has_value());
+  const int64_t batch = x.size(0), channels = x.size(1), seqlen = x.dim() == 3 ? x.size(2) : 1;
+  const int32_t* position = batch_integers("cache_seqlens", cache_seqlens, batch);
+  for (int64_t b = 0; position != nullptr && b < batch; ++b) {
+    check(position[b] >= 0, kOpUpdate, ": cache_seqlens must not be negative, got ", position[b]);
+  }
+  const int32_t* state_index = batch_integers("conv_state_indices", conv_state_indices, batch);
+  check_state_index(state_index, batch, conv_state.size(0));
+
+  Tensor out = x.dim() == 3 ? empty_like(x, layout_of(x)) : torch::stable::new_empty(x, {batch, channels});
+  if (x.numel() == 0) return out;
+  const UpdateFilter filter(x, weight, bias);
+  // A row of a small model is done before a second thread has woken up.
+  constexpr int64_t kChannelsPerTask = 8192;
+  const int64_t channel_blocks = (channels + kChannelsPerTask - 1) / kChannelsPerTask;
+  const int64_t batch_block = std::max<int64_t>(1, kChannelsPerTask / (channels * seqlen));
+  UpdateParams params = {.dtype = dtype_of(kOpUpdate, "x", x),
+                         .weight_dtype = dtype_of(kOpUpdate, "weight", filter.weight),
+                         .width = static_cast<int>(weight.size(1)),
+                         .silu = silu,
+                         .channels = channels,
+                         .seqlen = seqlen,
+                         .state_length = conv_state.size(2),
+                         .x = view_2d(x),
+                         .out = view_2d(out),
+                         .state = view_of(conv_state),
+                         .weight = filter.weight.data_ptr(),
+                         .bias = filter.bias ? filter.bias->data_ptr() : nullptr,
+                         .weight_channel_stride = filter.weight.stride(0),
+                         .weight_tap_stride = filter.weight.stride(1),
+                         .bias_stride = filter.bias ? filter.bias->stride(0) : 0,
+                         .state_index = state_index,
+                         .position = position,
+                         .batch_block = batch_block,
+                         .channel_block = kChannelsPerTask,
+                         .channel_blocks = channel_blocks,
+                         .batch = batch};
+  parallel_tasks(
+      (batch + batch_block - 1) / batch_block * channel_blocks,
+      [](void* p, int64_t index, int) { kernels().update(*static_cast<const UpdateParams*>(p), index); },
+      &params);
+  return out;
 }
 
 }  // namespace padfree

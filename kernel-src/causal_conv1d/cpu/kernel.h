@@ -14,6 +14,8 @@
 //                         W - 1 values before it in front, so a boundary costs W - 1 values per sequence.
 // Both add the taps oldest first onto the bias: the layout does not change the bits either.
 //
+// A third, update.h, is the step of decoding.
+//
 // Include a vec_<isa>.h and vec_math.h first, and define PADFREE_ISA as <isa>: bundle check wants every
 // function that holds wide instructions to say so in its name.
 #pragma once
@@ -98,6 +100,7 @@ inline T* state_row(P* states, const ForwardParams& p, const Piece& piece, int64
 
 #include "lines.h"
 #include "rows.h"
+#include "update.h"
 
 namespace padfree::causal_conv1d::PADFREE_ISA {
 namespace {

@@ -48,7 +48,7 @@ inline void splat_weight(const ForwardParams& p, int64_t channel, Vec (&weight)[
 }
 
 template <typename T, int W, bool Silu>
-void forward_lines(const ForwardParams& p, const Piece& piece, int64_t c0, int64_t c1) {
+[[gnu::flatten]] void forward_lines(const ForwardParams& p, const Piece& piece, int64_t c0, int64_t c1) {
   if (piece.state == Piece::kPadding) return zero_lines<T>(p.out, piece, c0, c1);
   alignas(64) float storage[kFront + kTile + kBehind];
   float* x = storage + kFront;
@@ -95,7 +95,8 @@ inline void store_dstate(const BackwardParams& p, const Piece& piece, int64_t ch
 }
 
 template <typename T, int W, bool Silu>
-void backward_lines(const BackwardParams& p, const Piece& piece, int64_t c0, int64_t c1, float* partial) {
+[[gnu::flatten]] void backward_lines(const BackwardParams& p, const Piece& piece, int64_t c0, int64_t c1,
+                                     float* partial) {
   const ForwardParams& f = p.forward;
   if (piece.state == Piece::kPadding) return zero_lines<T>(p.dx, piece, c0, c1);
   alignas(64) float x_storage[kFront + kTile + kBehind], dpre_storage[kFront + kTile + kBehind];

@@ -44,7 +44,7 @@ inline void forward_row_group(const ForwardParams& p, const Piece& piece, int64_
 }
 
 template <typename T, int W, bool Silu>
-void forward_rows(const ForwardParams& p, const Piece& piece, int64_t c0, int64_t c1) {
+[[gnu::flatten]] void forward_rows(const ForwardParams& p, const Piece& piece, int64_t c0, int64_t c1) {
   if (piece.state == Piece::kPadding) return zero_rows<T>(p.out, piece, c0, c1);
   constexpr int kGroup = 2;
   int64_t time = piece.begin;
@@ -95,7 +95,8 @@ inline void dx_row(T* dx, const float* const (&dpre)[W], const float* weight, in
 // Walks the piece's rows, and W - 1 rows past it for the taps that reach there, with the last W rows of dpre
 // in a ring; the row of dx that is then complete leaves. Rows past the sequence count as zeros.
 template <typename T, int W, bool Silu>
-void backward_rows(const BackwardParams& p, const Piece& piece, int64_t c0, int64_t c1, float* partial) {
+[[gnu::flatten]] void backward_rows(const BackwardParams& p, const Piece& piece, int64_t c0, int64_t c1,
+                                    float* partial) {
   const ForwardParams& f = p.forward;
   if (piece.state == Piece::kPadding) return zero_rows<T>(p.dx, piece, c0, c1);
   alignas(64) float ring[W][kMaxChannelBlock] = {};
