@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -87,7 +88,7 @@ def build(job: Job, on_step: OnStep | None = None) -> Path:
         cmake, "-G", "Ninja", "-S", str(job.project), "-B", str(job.binary),
         f"-DCMAKE_MAKE_PROGRAM={ninja}", "-DCMAKE_BUILD_TYPE=Release",
     ]  # fmt: skip
-    env = {**os.environ, "CXX": " ".join(found.command), "CCACHE_BASEDIR": str(job.scratch)}
+    env = {**os.environ, "CXX": shlex.join(found.command), "CCACHE_BASEDIR": str(job.scratch)}
     _forget_other_compiler(job, env["CXX"])
     if not (job.binary / "build.ninja").is_file():  # from then on ninja itself runs cmake when CMakeLists.txt changes
         process.run(configure, what="cmake", log=job.log, env=env)
@@ -157,11 +158,18 @@ def _cmake_lists(job: Job, family: str) -> Iterator[str]:
         includes=" ".join(includes),
         definitions=" ".join(definitions),
         flags=" ".join(CXX_FLAGS[family]),
+        prefix_maps=" ".join(_prefix_maps(job, torch)),
         project=job.project,
         launcher=_launcher(),
     )
     for section in sections:
         yield _section(job, section, define=section.backend is None and not everywhere)
+
+
+def _prefix_maps(job: Job, torch: compiler.Torch) -> Iterator[str]:
+    """Flags that take this machine's paths out of error messages in the library: it comes out the same anywhere."""
+    for path, name in ((job.source, "."), (QUIRKS, "quirks"), (torch.include.parent.parent, "")):
+        yield f'"-ffile-prefix-map={path}/={name}/"' if name else f'"-ffile-prefix-map={path}/="'
 
 
 def _section(job: Job, section: Section, *, define: bool) -> str:
@@ -251,7 +259,7 @@ set_target_properties({target} PROPERTIES
 target_include_directories({target} BEFORE PRIVATE "{quirks}")
 target_include_directories({target} SYSTEM PRIVATE {includes})
 target_compile_definitions({target} PRIVATE {definitions})
-target_compile_options({target} PRIVATE {flags} "SHELL:-include {quirks_header}")
+target_compile_options({target} PRIVATE {flags} {prefix_maps} "SHELL:-include \\"{quirks_header}\\"")
 target_link_libraries({target} PRIVATE torch_stub)
 target_link_options({target} PRIVATE
   "LINKER:--version-script={project}/exports.map" "LINKER:--no-as-needed" "LINKER:-z,noexecstack")

@@ -97,6 +97,7 @@ def run_all(target: Subject) -> tuple[Finding, ...]:
     checks: dict[str, Check] = {
         "layout": layout.layout,
         "digest": layout.digest,
+        "paths": layout.paths,
         "sources": sources.sources,
         "manylinux": abi.manylinux,
         "python abi": abi.python_abi,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ PYTHON_SYNTAX = (3, 9)
 """The oldest Python the bundle loads in."""
 
 REQUIRED = ("__init__.py", "_ops.py", "metadata.json")
+_SOURCE_PATH = re.compile(rb"(?<![\w.])/(?:[\w.+-]+/)+[\w.+-]+\.(?:h|hpp|cpp|cuh?)\b")
 _SHIPPED_SUFFIXES = frozenset({".py", ".pyi", ".json", ".so"})
 _IMPORTABLE = frozenset({*sys.stdlib_module_names, "torch"})
 
@@ -73,6 +75,13 @@ def imports_at_load(tree: ast.Module) -> Iterator[tuple[int, str]]:
             waiting.extend(node.orelse)
         elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             waiting.extend(ast.iter_child_nodes(node))
+
+
+def paths(target: Subject) -> Iterator[str]:
+    """The library names no source file by a path of the machine that built it (the nix store's are everyone's)."""
+    for path in sorted(set(_SOURCE_PATH.findall(target.library.read_bytes()))):
+        if not path.startswith(b"/nix/store/"):
+            yield f"{target.library.name} holds the path {path.decode(errors='replace')}"
 
 
 def digest(target: Subject) -> Iterator[str]:

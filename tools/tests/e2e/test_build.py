@@ -53,7 +53,7 @@ def metadata(root: Path) -> kernels_data.Metadata:
 @pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkout that was built once; not to be changed."""
-    root = write_checkout(tmp_path_factory.mktemp("first") / "checkout")
+    root = write_checkout(tmp_path_factory.mktemp("first") / "check out (é)")
     assert bundle("build", root) == 0
     return root
 
@@ -93,7 +93,7 @@ def test_the_loader_takes_it(first: Path) -> None:
 def test_every_check_holds(first: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert bundle("check", first) == 0
     lines = capsys.readouterr().err.splitlines()[1:]
-    assert len(lines) == 12
+    assert len(lines) == 13
     assert all(line.split()[-1] == "ok" for line in lines), lines
 
 
@@ -140,6 +140,13 @@ def test_what_the_quirks_cure(built: Path, capsys: pytest.CaptureFixture[str]) -
     lines = {line[:12].strip(): line for line in capsys.readouterr().err.splitlines()}
     assert lines["manylinux"].split()[-1] == "ok"
     assert lines["load"].split()[-1] == "ok"
+
+
+def test_the_library_is_the_same_wherever_it_is_built(first: Path, built: Path) -> None:
+    name = f"{metadata(first).id}.abi3.so"
+    (built / "build" / X86 / name).unlink()
+    assert bundle("build", built) == 0
+    assert (built / "build" / X86 / name).read_bytes() == (first / "build" / X86 / name).read_bytes()
 
 
 def test_two_copies_side_by_side(built: Path, tmp_path: Path) -> None:

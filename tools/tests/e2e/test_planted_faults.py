@@ -128,6 +128,7 @@ KERNELS = {
     [
         layout.layout,
         layout.digest,
+        layout.paths,
         abi.manylinux,
         abi.python_abi,
         abi.linking,
@@ -207,6 +208,11 @@ def test_an_altered_file(make: Make) -> None:
     assert len(violations) == 2
     assert any(target.library.name in violation for violation in violations)
     assert any("late.py" in violation for violation in violations)
+
+
+def test_a_path_of_the_building_machine(make: Make, tmp_path: Path) -> None:
+    target = make({"use.cpp": "const char* where() { return __FILE__; }"})
+    assert str(tmp_path) in only(layout.paths, target)
 
 
 def test_no_digest(make: Make) -> None:
