@@ -19,11 +19,14 @@ U = unit_roundoff(torch.float32)
 SMALLEST_WEIGHT = torch.finfo(torch.float32).tiny
 
 
-def of(sequences, spans, options, values, douts, dlses, dtype, heads_kv):
-    """Allowances of ``values`` (same names and shapes), from the oracle's per-sequence intermediates."""
+def of(sequences, spans, options, values, douts, dlses, dtype, stored, heads_kv):
+    """Allowances of ``values`` (same names and shapes), from the oracle's per-sequence intermediates.
+
+    ``dtype`` is that of q, k and v; ``stored`` names the dtypes of dsinks and dmask.
+    """
     parts = {name: torch.zeros_like(value) for name, value in values.items()}
-    dk, dv, dq, dsinks = (parts.get(name) for name in ("dk", "dv", "dq", "dsinks"))
-    for sequence, (rows, keys) in zip(sequences, spans, strict=True):
+    dk, dv, dq, dsinks, dmask = (parts.get(name) for name in ("dk", "dv", "dq", "dsinks", "dmask"))
+    for index, (sequence, (rows, keys)) in enumerate(zip(sequences, spans, strict=True)):
         forward = _forward(sequence, options)
         out = rounded(sequence.out.detach(), forward["out"], dtype)
         parts["out"][rows] = out.transpose(0, 1)
@@ -38,12 +41,24 @@ def of(sequences, spans, options, values, douts, dlses, dtype, heads_kv):
         _flat(dv)[keys] = backward["dv"].transpose(0, 1)
         if dsinks is not None:
             dsinks += backward["dsinks"]
+        if dmask is not None:
+            place = dmask[index if dmask.shape[0] > 1 else 0]
+            terms = len(spans) * backward["ds"].numel() // dmask.numel()
+            place += _mask_error(backward, terms, stored["dmask"]).sum_to_size(place.shape)
+    if dmask is not None:
+        parts["dmask"] = rounded(values["dmask"], dmask, stored["dmask"])
     for name in set(parts) & {"dq", "dk", "dv"}:
         parts[name] = rounded(values[name], parts[name], dtype)
     if dsinks is not None:
         total_rows = values["lse"].shape[0]
-        parts["dsinks"] = rounded(values["dsinks"], dsinks * (1 + gamma(total_rows)), torch.float32)
+        parts["dsinks"] = rounded(values["dsinks"], dsinks * (1 + gamma(total_rows)), stored["dsinks"])
     return parts
+
+
+def _mask_error(backward, terms, dtype):
+    """Error of one element of dS in dmask, which where the mask is broadcast is a sum of stored values."""
+    storage = 0.0 if terms == 1 else unit_roundoff(dtype)
+    return backward["ds_error"] + (gamma(terms) + storage) * backward["ds"]
 
 
 def _flat(tensor):
@@ -94,15 +109,14 @@ def _backward(s, options, forward, out_allowance, dout, dlse, heads_kv):
     inner_error = dp_error + delta_error + 3 * U * (dp.abs() + delta.abs() + slope.abs())
     ds = weights * inner
     ds_error = weights_error * inner + weights * inner_error
+    result = {"ds": ds, "ds_error": ds_error}
     if options.softcap > 0:
         ds_error = ds_error + ds * (2 * forward["score"] / options.softcap + 2 * FUNCTION_ULPS * U)
     group = q.shape[0] // heads_kv
     terms_q, terms_k = gamma(k.shape[1] + 3), gamma(q.shape[1] * group + 3)
-    result = {
-        "dq": abs(options.softmax_scale) * ((ds_error + terms_q * ds) @ k.abs()),
-        "dk": abs(options.softmax_scale) * ((ds_error + terms_k * ds).transpose(-1, -2) @ q.abs()),
-        "dv": (keep * (weights_error + terms_k * weights)).transpose(-1, -2) @ dout.abs(),
-    }
+    result["dq"] = abs(options.softmax_scale) * ((ds_error + terms_q * ds) @ k.abs())
+    result["dk"] = abs(options.softmax_scale) * ((ds_error + terms_k * ds).transpose(-1, -2) @ q.abs())
+    result["dv"] = (keep * (weights_error + terms_k * weights)).transpose(-1, -2) @ dout.abs()
     for name in ("dk", "dv"):
         result[name] = result[name].unflatten(0, (heads_kv, group)).sum(1)
     if options.sinks is not None:

@@ -92,13 +92,17 @@ def attention(
     """
     options = AttentionOptions(softmax_scale if softmax_scale is not None else q.shape[-1] ** -0.5, **options)
     wide = [tensor.detach().cpu().double().requires_grad_() for tensor in (q, k, v)]
-    leaves = list(wide)
+    leaves, stored = list(wide), {}
     if options.sinks is not None:
+        stored["dsinks"] = options.sinks.dtype
         leaves.append(options.sinks.detach().cpu().double().requires_grad_())
         options = options._replace(sinks=leaves[-1])
     if mask is not None and mask.dtype != torch.bool:
+        stored["dmask"] = mask.dtype
         leaves.append(mask.detach().cpu().double().requires_grad_())
         mask = leaves[-1]
+    if mask is not None:
+        mask = mask.cpu().expand(q.shape[0], -1, -1, -1)
     spans = _attention_spans(q, k, cu_seqlens_q, cu_seqlens_k, seqused_k)
     flat = [tensor.flatten(0, 1) if cu_seqlens_q is None else tensor for tensor in wide]
     sequences = []
@@ -127,7 +131,7 @@ def attention(
             values[name] = torch.zeros_like(leaf) if gradient is None else gradient
     else:
         douts = dlses = None
-    allowances = attention_allowance.of(sequences, spans, options, values, douts, dlses, q.dtype, k.shape[-2])
+    allowances = attention_allowance.of(sequences, spans, options, values, douts, dlses, q.dtype, stored, k.shape[-2])
     return {name: (_as_called(name, x, q, k), _as_called(name, allowances[name], q, k)) for name, x in values.items()}
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from attention_case import call, inputs
-from cases import DTYPES, dtype_id
+from cases import DTYPES, dtype_id, randn
 from tolerance import assert_same_bits
 
 OP_OPTIONS = (0.25, True, -1, 0, 0.0)  # softmax_scale, causal, window_left, window_right, softcap
@@ -23,6 +23,27 @@ def test_opcheck_forward(ops, device, dtype, packed):
     torch.library.opcheck(ops.attention_fwd.default, (*qkv, *op_arguments(case)))
 
 
+def modifiers(case, mask):
+    """sinks, alibi_slopes, dropout and its seed, seqused or a mask."""
+    used = [None, None, mask] if mask is not None else [torch.tensor([9, 4], dtype=torch.int32)] * 2
+    return (randn(4, seed=7), randn(2, 4, seed=8).abs(), 0.3, torch.tensor([5]), *used)
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["mask", "seqused"])
+def test_opcheck_with_modifiers(ops, device, packed):
+    case = inputs([9, 9], [9, 9], (4, 2), (16, 8), torch.float32, device, packed)
+    mask = None if packed else randn(2, 4, 9, 9, seed=6)
+    qkv = [case[name] for name in ("q", "k", "v")]
+    chosen = modifiers(case, mask)
+    out, lse = ops.attention_fwd(*qkv, *op_arguments(case), *chosen)
+    gradients = (case["dout"], case["dlse"].contiguous(), *qkv, out, lse, *op_arguments(case), *chosen)
+    torch.library.opcheck(ops.attention_bwd.default, (*gradients, *([] if packed else [True])))
+    leaves = [tensor.clone().requires_grad_() for tensor in (*qkv, chosen[0])]
+    mask = None if packed else mask.clone().requires_grad_()
+    chosen = (leaves.pop(), *chosen[1:6], mask) if mask is not None else (leaves.pop(), *chosen[1:])
+    torch.library.opcheck(ops.attention_fwd.default, (*leaves, *op_arguments(case), *chosen))
+
+
 @pytest.mark.parametrize("with_dlse", [False, True])
 @pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
 def test_opcheck_backward(ops, device, packed, with_dlse):
@@ -38,7 +59,8 @@ def test_outputs_alias_no_input(ops, device):
     qkv = [case[name] for name in ("q", "k", "v")]
     out, lse = ops.attention_fwd(*qkv, *op_arguments(case))
     gradients = ops.attention_bwd(case["dout"], None, *qkv, out, lse, *op_arguments(case))
-    storages = [t.untyped_storage().data_ptr() for t in (*qkv, case["dout"], out, lse, *gradients)]
+    tensors = [t for t in (*qkv, case["dout"], out, lse, *gradients) if t.numel()]
+    storages = [t.untyped_storage().data_ptr() for t in tensors]
     assert len(set(storages)) == len(storages)
 
 
@@ -102,6 +124,62 @@ def test_dynamic_lengths_do_not_recompile(padfree, device, max_seqlen):
         with torch._dynamo.config.patch(error_on_recompile=index > 0):
             got = loss_and_gradients(compiled, case, *bounds)
         assert_all_same_bits(got, loss_and_gradients(packed(padfree), case, *bounds))
+
+
+def test_fullgraph_with_every_modifier(padfree, device):
+    """Sinks, ALiBi and dropout: the compiled step draws the seed from the same generator."""
+    torch._dynamo.reset()
+    case = inputs([21, 4], [21, 4], (4, 2), device=device, packed=True)
+    sinks, slopes = randn(4, seed=7, device=device), randn(4, seed=8, device=device).abs()
+
+    def step(q, k, v, dout):
+        out = padfree.flash_attn_varlen_func(
+            q, k, v, case["cu_seqlens_q"], case["cu_seqlens_k"], 21, 21, 0.3, alibi_slopes=slopes, s_aux=sinks
+        )
+        return (out * dout).sum()
+
+    results = []
+    for function in (step, torch.compile(step, fullgraph=True, backend="aot_eager")):
+        torch.manual_seed(4)
+        results.append(loss_and_gradients(function, case))
+    assert_all_same_bits(results[1], results[0])
+
+
+def test_fullgraph_with_a_learned_mask(padfree, device):
+    torch._dynamo.reset()
+    case = inputs([9, 9], [12, 12], (4, 2), device=device)
+
+    def step(q, k, v, mask):
+        return (padfree.attention_with_mask(q, k, v, mask) * case["dout"]).sum()
+
+    gradients = []
+    for function in (step, torch.compile(step, fullgraph=True, backend="aot_eager")):
+        mask = randn(1, 4, 9, 12, seed=3, device=device).requires_grad_()
+        function(case["q"], case["k"], case["v"], mask).backward()
+        gradients.append(mask.grad)
+    assert_same_bits(gradients[1], gradients[0])
+
+
+def test_fullgraph_decodes_into_the_cache(padfree, device):
+    torch._dynamo.reset()
+    q, k, v = (randn(2, 1, heads, 16, seed=seed, device=device) for seed, heads in ((0, 4), (1, 2), (2, 2)))
+
+    def step(k_cache, v_cache, lengths, table):
+        return padfree.flash_attn_with_kvcache(
+            q, k_cache, v_cache, k, v, cache_seqlens=lengths, block_table=table, causal=True
+        )
+
+    lengths = torch.tensor([5, 9], dtype=torch.int32, device=device)
+    table = torch.tensor([[4, 1, -1], [0, 3, 2]], dtype=torch.int32, device=device)
+    results = []
+    for function in (step, torch.compile(step, fullgraph=True, backend="aot_eager")):
+        caches = randn(5, 4, 2, 16, seed=3, device=device), randn(5, 4, 2, 16, seed=4, device=device)
+        results.append((function(*caches, lengths, table), *caches))
+    for got, wanted in zip(results[1], results[0], strict=True):
+        assert_same_bits(got, wanted)
+    caches = randn(5, 4, 2, 16, seed=3, device=device), randn(5, 4, 2, 16, seed=4, device=device)
+    with pytest.raises(IndexError, match="out of bounds"):  # a page that is not there, unseen while tracing
+        function(*caches, lengths, table - 2)
 
 
 def test_inductor_runs_the_same_kernels(padfree, device):

@@ -83,19 +83,69 @@ def test_attention_dense(padfree, change, kind, text):
     assert str(error.value) == f"attention: {text}"
 
 
-UNBUILT = {
-    "dropout": ({"dropout_p": 0.1}, "dropout_p must be 0.0 (dropout is not built yet), got 0.1"),
-    "alibi": ({"alibi_slopes": torch.ones(4)}, "alibi_slopes must be None (not built yet), got Tensor"),
-    "sinks": ({"s_aux": torch.ones(4)}, "s_aux must be None (not built yet), got Tensor"),
+MODIFIER_ERRORS = {
+    "sinks_type": ({"s_aux": [1.0]}, TypeError, "s_aux must be a tensor, got list"),
+    "sinks_dtype": (
+        {"s_aux": torch.ones(4, dtype=torch.int64)},
+        TypeError,
+        "s_aux must be float32, bfloat16 or float16, got int64",
+    ),
+    "sinks_rank": ({"s_aux": torch.ones(1, 4)}, ValueError, "s_aux must have 1 dimension, got 2"),
+    "sinks_size": ({"s_aux": torch.ones(2)}, ValueError, "s_aux must have size 4 in dimension 0, got 2"),
+    "sinks_device": (
+        {"learnable_sink": torch.ones(4, device="meta")},
+        TypeError,
+        "s_aux must be on the device of q (cpu), got meta",
+    ),
+    "sinks_twice": (
+        {"s_aux": torch.ones(4), "learnable_sink": torch.ones(4)},
+        ValueError,
+        "learnable_sink must be None when s_aux is given, got Tensor",
+    ),
+    "slopes_type": ({"alibi_slopes": 0.5}, TypeError, "alibi_slopes must be a tensor, got float"),
+    "slopes_dtype": (
+        {"alibi_slopes": torch.ones(4).bfloat16()},
+        TypeError,
+        "alibi_slopes must be float32, got bfloat16",
+    ),
+    "slopes_shape": (
+        {"alibi_slopes": torch.ones(3, 4)},
+        ValueError,
+        "alibi_slopes must have shape (4,) or (2, 4), got (3, 4)",
+    ),
+    "splits_type": ({"num_splits": None}, TypeError, "num_splits must be an int, got NoneType"),
+    "splits_sign": ({"num_splits": -1}, ValueError, "num_splits must be 0 or more, got -1"),
 }
 
 
-@pytest.mark.parametrize(("change", "text"), UNBUILT.values(), ids=UNBUILT)
+@pytest.mark.parametrize(("change", "kind", "text"), MODIFIER_ERRORS.values(), ids=MODIFIER_ERRORS)
 @pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
-def test_attention_refuses_what_is_not_built(padfree, change, text, packed):
+def test_attention_modifiers(padfree, change, kind, text, packed):
     call = padfree.flash_attn_varlen_func if packed else padfree.flash_attn_func
-    with pytest.raises(NotImplementedError) as error:
+    with pytest.raises(kind) as error:
         call(**{**(packed_arguments() if packed else qkv()), **change})
+    assert type(error.value) is kind
+    assert str(error.value) == f"attention: {text}"
+
+
+MASK_ERRORS = {
+    "type": (None, TypeError, "mask must be a tensor, got NoneType"),
+    "dtype": (
+        torch.ones(2, 4, 5, 7, dtype=torch.int32),
+        TypeError,
+        "mask must be bool, float32 or the dtype of q (float32), got int32",
+    ),
+    "rank": (torch.ones(5, 7, dtype=torch.bool), ValueError, "mask must have 4 dimensions, got 2"),
+    "heads": (torch.ones(2, 2, 5, 7), ValueError, "mask must have size 4 or 1 in dimension 1, got 2"),
+    "keys": (torch.ones(2, 4, 5, 5), ValueError, "mask must have size 7 or 1 in dimension 3, got 5"),
+    "device": (torch.ones(2, 4, 5, 7, device="meta"), TypeError, "mask must be on the device of q (cpu), got meta"),
+}
+
+
+@pytest.mark.parametrize(("mask", "kind", "text"), MASK_ERRORS.values(), ids=MASK_ERRORS)
+def test_attention_mask(padfree, mask, kind, text):
+    with pytest.raises(kind) as error:
+        padfree.attention_with_mask(**qkv(), mask=mask)
     assert str(error.value) == f"attention: {text}"
 
 
@@ -196,10 +246,58 @@ def test_attention_packed(padfree, change, kind, text):
     assert str(error.value) == f"attention: {text}"
 
 
-def test_attention_refuses_a_block_table(padfree):
-    with pytest.raises(NotImplementedError) as error:
-        padfree.flash_attn_varlen_func(**packed_arguments(), block_table=torch.zeros(2, 1, dtype=torch.int32))
-    assert str(error.value) == "attention: block_table must be None (not built yet), got Tensor"
+PAGES = {"k": torch.zeros(5, 4, 2, 8), "v": torch.zeros(5, 4, 2, 8)}  # for 3 and 4 keys: one page each
+TABLE = torch.tensor([[0], [4]], dtype=torch.int32)
+PAGED_ERRORS = {
+    "pages_rank": ({"block_table": TABLE}, ValueError, "k must have 4 dimensions, got 3"),
+    "names": (
+        {**PAGES, "block_table": TABLE, "page_table": TABLE},
+        ValueError,
+        "page_table must be None when block_table is given, got Tensor",
+    ),
+    "type": ({**PAGES, "block_table": [[0], [4]]}, TypeError, "block_table must be a tensor, got list"),
+    "dtype": ({**PAGES, "page_table": TABLE.long()}, TypeError, "block_table must be int32, got int64"),
+    "rows": ({**PAGES, "block_table": TABLE[:1]}, ValueError, "block_table must have size 2 in dimension 0, got 1"),
+    "page": (
+        {**PAGES, "block_table": TABLE + 1},
+        ValueError,
+        "block_table must hold pages 0 to 4 where tokens lie, got 5",
+    ),
+    "room": (
+        {**PAGES, "block_table": TABLE, "cu_seqlens_k": ends(0, 3, 8), "max_seqlen_k": 5},
+        ValueError,
+        "block_table must have room for 5 tokens, got 1 pages of 4 (4)",
+    ),
+    "gradient": (
+        {**PAGES, "q": torch.zeros(5, 4, 8, requires_grad=True), "block_table": TABLE},
+        NotImplementedError,
+        "block_table must be None where a gradient is wanted, got a tensor (use torch.no_grad())",
+    ),
+    "used_count": ({"seqused_k": ends(1, 2, 3)}, ValueError, "seqused_k must have size 2 in dimension 0, got 3"),
+    "used_dtype": (
+        {"seqused_q": torch.ones(2)},
+        TypeError,
+        "seqused_q must be int32 or int64, got float32",
+    ),
+    "used_long": (
+        {"seqused_q": ends(2, 4)},
+        ValueError,
+        "seqused_q must be 0 to the length of the sequence (3), got 4",
+    ),
+    "used_negative": (
+        {"seqused_k": ends(-1, 4)},
+        ValueError,
+        "seqused_k must be 0 to the length of the sequence (3), got -1",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "kind", "text"), PAGED_ERRORS.values(), ids=PAGED_ERRORS)
+def test_attention_parts_and_pages(padfree, change, kind, text):
+    with pytest.raises(kind) as error:
+        padfree.flash_attn_varlen_func(**{**packed_arguments(), **change})
+    assert type(error.value) is kind
+    assert str(error.value) == f"attention: {text}"
 
 
 KERNEL_CHECKS = ["ends_rank", "ends_count", "ends_empty", "ends_start", "ends_negative", "ends_decrease", "ends_past_q"]
@@ -213,6 +311,30 @@ def test_attention_kernel_checks_boundaries_itself(ops, name):
     bounds = (call["cu_seqlens_q"], call["cu_seqlens_k"], call["max_seqlen_q"], call["max_seqlen_k"])
     with pytest.raises(RuntimeError) as error:
         ops.attention_fwd(call["q"], call["k"], call["v"], *bounds, 1.0, False, -1, -1, 0.0)
+    assert str(error.value).startswith(f"attention: {text}")
+
+
+KERNEL_MODIFIERS = {
+    "sinks": ({"sinks": torch.ones(3)}, "sinks must have size 4 in dimension 0, got 3"),
+    "sinks_dtype": ({"sinks": torch.ones(4).half()}, "sinks must be float32"),
+    "slopes": ({"alibi_slopes": torch.ones(3, 4)}, "alibi_slopes must have size 2 in dimension 0, got 3"),
+    "dropout": ({"dropout_p": 1.0}, "dropout_p must be in [0, 1), got 1"),
+    "seed": ({"dropout_p": 0.5}, "rng_state must be given with dropout_p, got None"),
+    "used": ({"seqused_k": ends(8, 1)}, "seqused_k must be 0 to the length of the sequence (7), got 8"),
+    "used_dtype": ({"seqused_q": ends(5, 1, dtype=torch.int64)}, "seqused_q must be int32"),
+    "mask": ({"mask": torch.ones(2, 4, 1, 7)}, "mask must have size 5 in dimension 2, got 1"),
+    "mask_dtype": ({"mask": torch.ones(2, 4, 5, 7).long()}, "mask must be float32, bfloat16 or float16"),
+    "rows": ({"cache_batch_idx": ends(0, 2)}, "cache_batch_idx must be below 2, the rows of k_cache, got 2"),
+    "leftpad": ({"leftpad_k": ends(8, 0)}, "leftpad_k must be 0 to the tokens in the cache (7), got 8"),
+    "page": ({"block_table": ends(0, 2)[:, None]}, "block_table must hold pages 0 to 1 where tokens lie, got 2"),
+    "pages": ({"block_table": ends(0, 1)}, "block_table must have 2 dimensions, got 1"),
+}
+
+
+@pytest.mark.parametrize(("change", "text"), KERNEL_MODIFIERS.values(), ids=KERNEL_MODIFIERS)
+def test_attention_kernel_checks_modifiers_itself(ops, change, text):
+    with pytest.raises(RuntimeError) as error:
+        ops.attention_fwd(*qkv().values(), None, None, 5, 7, 1.0, False, -1, -1, 0.0, **change)
     assert str(error.value).startswith(f"attention: {text}")
 
 

@@ -20,18 +20,29 @@ STABLE_TORCH_LIBRARY(TORCH_EXTENSION_NAME, ops) {
 
   // Dense: q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv); packed (with both cu_seqlens): (T, H, D) and
   // so on. A window of -1 is unbounded on that side, softcap 0 is off. softmax_lse is float32, (B, H, Sq) or
-  // (H, T).
+  // (H, T). sinks (H) and alibi_slopes (H) or (sequences, H) are float32; rng_state, int64 (1), seeds the
+  // dropout; seqused_q/k, int32 (sequences), shorten each sequence; mask (B or 1, H or 1, Sq, Sk) is bool or
+  // added to the scores. A KV cache, forward only: block_table (sequences, n), int32, makes k and v pages
+  // (pages, page_size, Hk, D); cache_batch_idx, int32 (B), picks the row of k and v; keys before leftpad_k,
+  // int32 (B), do not exist.
   ops.def(
       "attention_fwd(Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, "
       "SymInt max_seqlen_q, SymInt max_seqlen_k, float softmax_scale, bool causal, SymInt window_left, "
-      "SymInt window_right, float softcap) -> (Tensor out, Tensor softmax_lse)");
-  // dlse is the gradient of softmax_lse, None for zero.
+      "SymInt window_right, float softcap, Tensor? sinks=None, Tensor? alibi_slopes=None, float "
+      "dropout_p=0.0, "
+      "Tensor? rng_state=None, Tensor? seqused_q=None, Tensor? seqused_k=None, Tensor? mask=None, "
+      "Tensor? block_table=None, Tensor? cache_batch_idx=None, Tensor? leftpad_k=None) "
+      "-> (Tensor out, Tensor softmax_lse)");
+  // dlse is the gradient of softmax_lse, None for zero. dsinks is float32 and empty without sinks; dmask,
+  // empty unless needed, wants a mask of full size (strides of 0 are fine).
   ops.def(
       "attention_bwd(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor "
       "softmax_lse, "
       "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, "
-      "float softmax_scale, bool causal, SymInt window_left, SymInt window_right, float softcap) "
-      "-> (Tensor dq, Tensor dk, Tensor dv)");
+      "float softmax_scale, bool causal, SymInt window_left, SymInt window_right, float softcap, "
+      "Tensor? sinks=None, Tensor? alibi_slopes=None, float dropout_p=0.0, Tensor? rng_state=None, "
+      "Tensor? seqused_q=None, Tensor? seqused_k=None, Tensor? mask=None, bool needs_dmask=False) "
+      "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dsinks, Tensor dmask)");
 
   // x (B, D, L), weight (D, W), bias (D,), seq_idx int32 (B, L), initial_states (N, D, W - 1).
   ops.def(

@@ -16,13 +16,23 @@ std::tuple<torch::stable::Tensor, torch::stable::Tensor> attention_fwd(
     torch::stable::Tensor q, torch::stable::Tensor k, torch::stable::Tensor v,
     std::optional<torch::stable::Tensor> cu_seqlens_q, std::optional<torch::stable::Tensor> cu_seqlens_k,
     int64_t max_seqlen_q, int64_t max_seqlen_k, double softmax_scale, bool causal, int64_t window_left,
-    int64_t window_right, double softcap);
-std::tuple<torch::stable::Tensor, torch::stable::Tensor, torch::stable::Tensor> attention_bwd(
-    torch::stable::Tensor dout, std::optional<torch::stable::Tensor> dlse, torch::stable::Tensor q,
-    torch::stable::Tensor k, torch::stable::Tensor v, torch::stable::Tensor out,
-    torch::stable::Tensor softmax_lse, std::optional<torch::stable::Tensor> cu_seqlens_q,
-    std::optional<torch::stable::Tensor> cu_seqlens_k, int64_t max_seqlen_q, int64_t max_seqlen_k,
-    double softmax_scale, bool causal, int64_t window_left, int64_t window_right, double softcap);
+    int64_t window_right, double softcap, std::optional<torch::stable::Tensor> sinks,
+    std::optional<torch::stable::Tensor> alibi_slopes, double dropout_p,
+    std::optional<torch::stable::Tensor> rng_state, std::optional<torch::stable::Tensor> seqused_q,
+    std::optional<torch::stable::Tensor> seqused_k, std::optional<torch::stable::Tensor> mask,
+    std::optional<torch::stable::Tensor> block_table, std::optional<torch::stable::Tensor> cache_batch_idx,
+    std::optional<torch::stable::Tensor> leftpad_k);
+std::tuple<torch::stable::Tensor, torch::stable::Tensor, torch::stable::Tensor, torch::stable::Tensor,
+           torch::stable::Tensor>
+attention_bwd(torch::stable::Tensor dout, std::optional<torch::stable::Tensor> dlse, torch::stable::Tensor q,
+              torch::stable::Tensor k, torch::stable::Tensor v, torch::stable::Tensor out,
+              torch::stable::Tensor softmax_lse, std::optional<torch::stable::Tensor> cu_seqlens_q,
+              std::optional<torch::stable::Tensor> cu_seqlens_k, int64_t max_seqlen_q, int64_t max_seqlen_k,
+              double softmax_scale, bool causal, int64_t window_left, int64_t window_right, double softcap,
+              std::optional<torch::stable::Tensor> sinks, std::optional<torch::stable::Tensor> alibi_slopes,
+              double dropout_p, std::optional<torch::stable::Tensor> rng_state,
+              std::optional<torch::stable::Tensor> seqused_q, std::optional<torch::stable::Tensor> seqused_k,
+              std::optional<torch::stable::Tensor> mask, bool needs_dmask);
 
 // kernel-src/causal_conv1d/cpu/host.cpp
 using torch::stable::Tensor;

@@ -30,10 +30,27 @@ struct RowStats {
   int64_t head_stride = 0;
 };
 
+enum class MaskKind : int { kNone, kBool, kFloat };
+
+// (batch, head, row, key), any strides; bool bytes, or numbers of `dtype` added to the scores.
+struct MaskView {
+  const void* data = nullptr;
+  MaskKind kind = MaskKind::kNone;
+  DType dtype = DType::kFloat32;
+  int64_t batch_stride = 0;
+  int64_t head_stride = 0;
+  int64_t row_stride = 0;
+  int64_t key_stride = 0;
+};
+
 // A run of query rows and the run of key rows they may see. Slack (rows that belong to no sequence) is a run
 // with only one of the two, so that it gets its zeros from the same code.
 struct Sequence {
+  int64_t index = -1;  // in the caller's order; -1 for slack
   int64_t batch = 0;
+  int64_t key_batch = 0;  // of k and v: another row of a cache, perhaps
+  const int32_t* pages =
+      nullptr;  // of a paged cache: where each page_size keys lie; key_begin counts from there
   int64_t query_begin = 0, seqlen_q = 0;
   int64_t key_begin = 0, seqlen_k = 0;
   int64_t first_row = 0;    // virtual rows of all sequences before this one (backward)
@@ -62,6 +79,17 @@ struct Params {
   int block_q = 0;            // virtual rows of a tile
   int block_k = 0;            // keys of a tile
 
+  int64_t page_size = 0;  // keys of a page, where sequences have pages
+
+  // Modifiers of scores and weights, absent by default.
+  const float* sinks = nullptr;   // [heads_q]
+  const float* slopes = nullptr;  // ALiBi, [sequence][heads_q]
+  int64_t slopes_stride = 0;      // 0: one row for all sequences
+  MaskView mask;
+  float dropout_factor = 0.0f;  // 1 / (1 - dropout_p), 0 without dropout
+  uint32_t dropout_threshold = 0;
+  uint64_t dropout_seed = 0;
+
   View q, k, v, out;
   RowStats lse;
   const Sequence* sequences = nullptr;
@@ -72,6 +100,7 @@ struct Params {
 
   // Backward only.
   View dout, dq, dk, dv;
+  MaskView dmask;            // the mask's gradient, whole and contiguous; not written when its data is null
   RowStats dlse;             // data is null when the log-sum-exp took no gradient
   float* delta = nullptr;    // [heads_kv][virtual rows]: rowsum(dout * out) - dlse
   float* dq_sum = nullptr;   // [heads_kv][virtual rows][head_dim rounded up to a panel]

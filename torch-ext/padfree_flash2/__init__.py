@@ -2,7 +2,8 @@
 
 from . import layers
 from ._register import isa
-from .attention import flash_attn_func, flash_attn_varlen_func
+from .attention import attention_with_mask, flash_attn_func, flash_attn_varlen_func
+from .attention_kvcache import flash_attn_with_kvcache
 from .attention_packed import (
     flash_attn_kvpacked_func,
     flash_attn_qkvpacked_func,
@@ -15,6 +16,7 @@ from .repository import back_flash_attention
 from .wiring import disable, enable, report
 
 __all__ = [
+    "attention_with_mask",
     "back_flash_attention",
     "causal_conv1d_fn",
     "causal_conv1d_update",
@@ -27,6 +29,7 @@ __all__ = [
     "flash_attn_varlen_func",
     "flash_attn_varlen_kvpacked_func",
     "flash_attn_varlen_qkvpacked_func",
+    "flash_attn_with_kvcache",
     "isa",
     "layers",
     "report",

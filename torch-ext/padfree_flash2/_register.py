@@ -22,10 +22,7 @@ def isa() -> str:
 
 
 @torch.library.register_fake(add_op_namespace_prefix("attention_fwd"))
-def _attention_fwd_fake(
-    q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
-    softmax_scale, causal, window_left, window_right, softcap,
-):  # fmt: skip
+def _attention_fwd_fake(q, k, v, cu_seqlens_q, *options):
     out = q.new_empty((*q.shape[:-1], v.shape[-1]))
     if cu_seqlens_q is None:
         batch, seqlen_q, heads, _ = q.shape
@@ -37,24 +34,42 @@ def _attention_fwd_fake(
 @torch.library.register_fake(add_op_namespace_prefix("attention_bwd"))
 def _attention_bwd_fake(
     dout, dlse, q, k, v, out, softmax_lse, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
-    softmax_scale, causal, window_left, window_right, softcap,
+    softmax_scale, causal, window_left, window_right, softcap, sinks=None, alibi_slopes=None, dropout_p=0.0,
+    rng_state=None, seqused_q=None, seqused_k=None, mask=None, needs_dmask=False,
 ):  # fmt: skip
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+    dsinks = q.new_empty((0,) if sinks is None else sinks.shape, dtype=torch.float32)
+    dmask = mask.new_empty(mask.shape) if needs_dmask else q.new_empty((0,), dtype=torch.float32)
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), dsinks, dmask
 
 
 def _attention_setup_context(ctx, inputs, output):
-    q, k, v, cu_seqlens_q, cu_seqlens_k, *ctx.options = inputs
-    out, softmax_lse = output
-    ctx.save_for_backward(q, k, v, out, softmax_lse, cu_seqlens_q, cu_seqlens_k)
+    q, k, v, cu_seqlens_q, cu_seqlens_k, *options = inputs
+    ctx.max_seqlens, ctx.scores = options[:2], options[2:7]
+    sinks, alibi_slopes, ctx.dropout_p, rng_state, seqused_q, seqused_k, mask, *cache = options[7:]
+    if any(tensor is not None for tensor in cache):
+        raise NotImplementedError("attention: block_table must be None where a gradient is wanted, got a KV cache")
+    ctx.save_for_backward(
+        q, k, v, *output, cu_seqlens_q, cu_seqlens_k, sinks, alibi_slopes, rng_state, seqused_q, seqused_k, mask
+    )
     ctx.set_materialize_grads(False)
 
 
+_MASK = 18  # its place among the inputs of attention_fwd
+
+
 def _attention_backward(ctx, dout, dlse):
-    q, k, v, out, softmax_lse, cu_seqlens_q, cu_seqlens_k = ctx.saved_tensors
+    q, k, v, out, softmax_lse, cu_seqlens_q, cu_seqlens_k, *saved = ctx.saved_tensors
+    sinks, alibi_slopes, rng_state, seqused_q, seqused_k, mask = saved
     if dout is None:  # only the lse was used
         dout = torch.zeros_like(out)
-    dq, dk, dv = ops.attention_bwd(dout, dlse, q, k, v, out, softmax_lse, cu_seqlens_q, cu_seqlens_k, *ctx.options)
-    return (dq, dk, dv, None, None, *(None for _ in ctx.options))
+    needs_dmask = mask is not None and ctx.needs_input_grad[_MASK]
+    dq, dk, dv, dsinks, dmask = ops.attention_bwd(
+        dout, dlse, q, k, v, out, softmax_lse, cu_seqlens_q, cu_seqlens_k, *ctx.max_seqlens, *ctx.scores,
+        sinks, alibi_slopes, ctx.dropout_p, rng_state, seqused_q, seqused_k, mask, needs_dmask,
+    )  # fmt: skip
+    boundaries, scores, cache = [None] * 4, [None] * 5, [None] * 3
+    dsinks, dmask = None if sinks is None else dsinks, dmask if needs_dmask else None
+    return (dq, dk, dv, *boundaries, *scores, dsinks, None, None, None, None, None, dmask, *cache)
 
 
 torch.library.register_autograd(

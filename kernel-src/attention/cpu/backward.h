@@ -13,6 +13,7 @@
 
 #include <sched.h>
 
+#include "attention/cpu/modifiers.h"
 #include "attention/cpu/rows.h"
 
 namespace padfree::attention {
@@ -68,7 +69,7 @@ inline void prepare_backward(const Params& p, const Task& task, float* workspace
       for (int d = 0; d < p.head_dim + kPanel; ++d) none[d] = 0.0f;
       query_rows(p, p.dq, s, task.kv_head, row, m, pointers);
       store_rows(p.dtype, pointers, m, p.head_dim, none, 0, none, 0);
-      continue;
+      if (p.sinks == nullptr) continue;
     }
     query_rows(p, p.out, s, task.kv_head, row, m, pointers);
     convert_rows(p.dtype, pointers, m, p.head_dim_v, 1.0f, out, ld);
@@ -88,9 +89,26 @@ inline void prepare_backward(const Params& p, const Task& task, float* workspace
   }
 }
 
-// S to P and dP to dS, in place: columns [begin, end) of a row; the other columns below n become zero.
-inline void gradient_row(const Params& p, float* s, float* dp, int panel_begin, int panel_end, int begin,
-                         int end, int n, float lse, float delta) {
+// The mask's gradient of one row, which is dS before the softcap's derivative: P (dP - delta).
+inline void store_dmask(const Params& p, const Sequence& s, int kv_head, int64_t row, int64_t key, int begin,
+                        int end, const float* weights, const float* dp, float delta) {
+  const MaskView& m = p.dmask;
+  const int64_t offset = s.batch * m.batch_stride + head_of(p, kv_head, row) * m.head_stride +
+                         row / p.group * m.row_stride + key;
+  with_dtype(m.dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    T* target = static_cast<T*>(const_cast<void*>(m.data)) + offset;
+    for (int j = begin; j < end; ++j) {
+      const float gradient = weights[j] == 0.0f ? 0.0f : weights[j] * (dp[j] - delta);
+      store_partial(target + j, splat(gradient), 1);
+    }
+  });
+}
+
+// S to P and dP to dS, in place: columns [begin, end) of a row; the other columns below n become zero. `bias`
+// is added after the softcap; without one, S holds it already.
+inline void gradient_row(const Params& p, float* s, float* dp, const float* bias, int panel_begin,
+                         int panel_end, int begin, int end, int n, float lse, float delta) {
   if (begin >= end || lse == -__builtin_inff()) begin = end = panel_begin = panel_end = 0;
   const Vec shift = splat(lse), mean = splat(delta);
   if (p.softcap == 0.0f) {
@@ -103,13 +121,36 @@ inline void gradient_row(const Params& p, float* s, float* dp, int panel_begin, 
     const Vec cap = splat(p.softcap * kLog2E);
     for (int j = panel_begin; j < panel_end; j += Vec::kLanes) {
       const Vec t = tanh(load(s + j));
-      const Vec weight = exp2(cap * t - shift);
+      const Vec capped = bias == nullptr ? cap * t : fma(cap, t, load(bias + j));
+      const Vec weight = exp2(capped - shift);
       store(s + j, weight);
       store(dp + j, weight * (load(dp + j) - mean) * fnma(t, t, splat(1.0f)));
     }
   }
   for (int j = 0; j < begin; ++j) s[j] = dp[j] = 0.0f;
   for (int j = end; j < n; ++j) s[j] = dp[j] = 0.0f;
+}
+
+// Row `row` of the tile, `i` of its rows, under ALiBi, mask and dropout.
+[[gnu::noinline]] inline void modified_gradient_row(const Params& p, const Sequence& q, int kv_head,
+                                                    int64_t row, int64_t key, int i, int n,
+                                                    const TileMask& mask, float* s, float* dp, float lse,
+                                                    float delta) {
+  const int g = i / kGemmRows, begin = mask.begin[i], end = mask.end[i];
+  float bias[kMaxBlockK] = {}, factor[kMaxBlockK], dp_before[kMaxBlockK];
+  if (has_bias(p)) bias_row(p, q, kv_head, row, key, begin, end, bias);
+  if (p.dropout_factor != 0.0f) {
+    dropout_row(p, q, kv_head, row, key, begin, end, factor);
+    for (int j = begin; j < end; ++j) dp[j] *= factor[j];
+  }
+  for (int j = begin; j < end; ++j) dp_before[j] = dp[j];
+  for (int j = begin; j < end && p.softcap == 0.0f; ++j) s[j] += bias[j];
+  gradient_row(p, s, dp, bias, mask.panel_begin[g], mask.panel_end[g], begin, end, n, lse, delta);
+  for (int j = begin; j < end; ++j) {
+    if (bias[j] == kHidden) s[j] = dp[j] = 0.0f;  // whatever dP holds there
+  }
+  if (p.dmask.data != nullptr) store_dmask(p, q, kv_head, row, key, begin, end, s, dp_before, delta);
+  for (int j = begin; j < end && p.dropout_factor != 0.0f; ++j) s[j] *= factor[j];
 }
 
 // Rows of a tile that see any of the columns [begin, end).
@@ -176,6 +217,10 @@ inline void backward_tile(const Params& p, const Sequence& s, const Task& task, 
                           int64_t row, int m, int64_t key, int n, bool finite_keys, KeyRange blocks) {
   TileMask mask;
   tile_mask(p, s, row, m, key, n, mask);
+  if (p.mask.kind != MaskKind::kNone) {
+    shrink_to_mask(p, s, task.kv_head, row, m, key, mask);
+    if (empty(mask, m)) return add_dq(p, s, task, w, mask, row, m, n, finite_keys, blocks);
+  }
   void* pointers[kMaxBlockQ];
   query_rows(p, p.q, s, task.kv_head, row, m, pointers);
   convert_rows(p.dtype, pointers, m, p.head_dim, query_scale(p), w.q, w.ld_d);
@@ -197,11 +242,18 @@ inline void backward_tile(const Params& p, const Sequence& s, const Task& task, 
     }
   }
   const float* delta = p.delta + task.kv_head * p.virtual_rows + s.first_row + row;
+  const bool modified = has_bias(p) || p.dropout_factor != 0.0f;
   for (int i = 0; i < m; ++i) {
     const int g = i / kGemmRows;
     const float lse = *row_stat(p, p.lse, s, task.kv_head, row + i) * kLog2E;
-    gradient_row(p, w.p + i * w.ld_tile, w.ds + i * w.ld_tile, mask.panel_begin[g], mask.panel_end[g],
-                 mask.begin[i], mask.end[i], round_up(n, kPanel), lse, delta[i]);
+    float *weights = w.p + i * w.ld_tile, *gradients = w.ds + i * w.ld_tile;
+    if (modified) {
+      modified_gradient_row(p, s, task.kv_head, row + i, key, i, round_up(n, kPanel), mask, weights,
+                            gradients, lse, delta[i]);
+      continue;
+    }
+    gradient_row(p, weights, gradients, nullptr, mask.panel_begin[g], mask.panel_end[g], mask.begin[i],
+                 mask.end[i], round_up(n, kPanel), lse, delta[i]);
   }
   add_transposed(mask, m, n, w.p, w.ld_tile, w.dout_panels, w.dv, w.ld_v, finite_dout);
   add_transposed(mask, m, n, w.ds, w.ld_tile, w.q_panels, w.dk, w.ld_d, finite_q);

@@ -8,6 +8,7 @@
 // neither on the number of threads nor on the other sequences of a batch.
 #pragma once
 
+#include "attention/cpu/modifiers.h"
 #include "attention/cpu/rows.h"
 
 namespace padfree::attention {
@@ -76,12 +77,34 @@ inline float softmax_row(float* s, int panel_begin, int panel_end, int begin, in
   return factor[0];
 }
 
+[[gnu::noinline]] inline void add_bias(const Params& p, const Sequence& s, int kv_head, int64_t row,
+                                       int64_t key, int begin, int end, float* scores) {
+  float bias[kMaxBlockK];
+  bias_row(p, s, kv_head, row, key, begin, end, bias);
+  for (int j = begin; j < end; ++j) scores[j] += bias[j];
+}
+
+// After the row's sum is taken: the log-sum-exp is that of all weights.
+[[gnu::noinline]] inline void drop_weights(const Params& p, const Sequence& s, int kv_head, int64_t row,
+                                           int64_t key, int begin, int end, float* weights) {
+  float factor[kMaxBlockK];
+  dropout_row(p, s, kv_head, row, key, begin, end, factor);
+  for (int j = begin; j < end; ++j) weights[j] *= factor[j];
+}
+
+// A sink is a key of its own score and no value, met before all others.
+inline void start_sums(const Params& p, const Sequence& s, int kv_head, int64_t row, float& max, float& sum) {
+  max = -__builtin_inff();
+  sum = 0.0f;
+  if (p.sinks == nullptr || s.index < 0) return;
+  max = p.sinks[head_of(p, kv_head, row)] * kLog2E;
+  sum = max == -__builtin_inff() ? 0.0f : 1.0f;
+}
+
 // Query rows [row, row + m) of the task (at `local` in the workspace) against the packed key block
 // [key, key + n).
-inline void forward_tile(const Params& p, const Sequence& s, const ForwardSpace& w, int64_t row, int local,
-                         int m, int64_t key, int n, bool finite_values) {
-  TileMask mask;
-  tile_mask(p, s, row, m, key, n, mask);
+inline void forward_tile(const Params& p, const Sequence& s, const ForwardSpace& w, int kv_head, int64_t row,
+                         int local, int m, int64_t key, int n, const TileMask& mask, bool finite_values) {
   const float* q = w.q + static_cast<int64_t>(local) * w.ld_q;
   float* out = w.out + static_cast<int64_t>(local) * w.ld_out;
   float* rescale = w.rescale + local;
@@ -101,8 +124,11 @@ inline void forward_tile(const Params& p, const Sequence& s, const ForwardSpace&
     float* scores = w.scores + i * w.ld_scores;
     if (p.softcap != 0.0f)
       softcap_row(scores + mask.panel_begin[g], mask.panel_end[g] - mask.panel_begin[g], p);
+    if (has_bias(p)) add_bias(p, s, kv_head, row + i, key, mask.begin[i], mask.end[i], scores);
     rescale[i] = softmax_row(scores, mask.panel_begin[g], mask.panel_end[g], mask.begin[i], mask.end[i],
                              w.max[local + i], w.sum[local + i]);
+    if (p.dropout_factor != 0.0f)
+      drop_weights(p, s, kv_head, row + i, key, mask.begin[i], mask.end[i], scores);
   }
   // Sums: one panel of values stays in L1 while the rows of probabilities pass.
   for (int d = 0; d < w.ld_out; d += kPanel) {
@@ -151,23 +177,30 @@ inline void forward(const Params& p, const Task& task, float* workspace) {
                  w.ld_q);
   }
   for (int64_t i = 0; i < static_cast<int64_t>(rows) * w.ld_out; ++i) w.out[i] = 0.0f;
-  for (int i = 0; i < rows; ++i) {
-    w.max[i] = -__builtin_inff();
-    w.sum[i] = 0.0f;
-  }
+  for (int i = 0; i < rows; ++i) start_sums(p, s, task.kv_head, task.begin + i, w.max[i], w.sum[i]);
 
   const KeyRange seen = visible_keys_of_rows(p, s, task.begin, task.end);
   for (int64_t key = seen.begin / p.block_k * p.block_k; key < seen.end; key += p.block_k) {
     const int n = static_cast<int>(min64(p.block_k, seen.end - key));
-    key_rows(p, p.k, s, task.kv_head, key, n, pointers);
-    pack_transposed(p.dtype, pointers, n, p.head_dim, w.keys);
-    key_rows(p, p.v, s, task.kv_head, key, n, pointers);
-    const bool finite = pack_panels(p.dtype, pointers, n, round_up(n, kPanel), p.head_dim_v, w.values);
+    bool packed = false, finite = false;
     for (int i = 0; i < rows; i += p.block_q) {
       const int m = rows - i < p.block_q ? rows - i : p.block_q;
       const KeyRange block = visible_keys_of_rows(p, s, task.begin + i, task.begin + i + m);
       if (block.begin >= key + n || block.end <= key) continue;
-      forward_tile(p, s, w, task.begin + i, i, m, key, n, finite);
+      TileMask mask;
+      tile_mask(p, s, task.begin + i, m, key, n, mask);
+      if (p.mask.kind != MaskKind::kNone) {
+        shrink_to_mask(p, s, task.kv_head, task.begin + i, m, key, mask);
+        if (empty(mask, m)) continue;
+      }
+      if (!packed) {
+        key_rows(p, p.k, s, task.kv_head, key, n, pointers);
+        pack_transposed(p.dtype, pointers, n, p.head_dim, w.keys);
+        key_rows(p, p.v, s, task.kv_head, key, n, pointers);
+        finite = pack_panels(p.dtype, pointers, n, round_up(n, kPanel), p.head_dim_v, w.values);
+        packed = true;
+      }
+      forward_tile(p, s, w, task.kv_head, task.begin + i, i, m, key, n, mask, finite);
     }
   }
   forward_finish(p, s, task, w);

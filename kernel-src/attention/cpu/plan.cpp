@@ -32,7 +32,7 @@ int64_t div_up(int64_t a, int64_t b) {
 std::vector<Sequence> dense_sequences(int64_t batch, int64_t seqlen_q, int64_t seqlen_k) {
   std::vector<Sequence> sequences(batch);
   for (int64_t b = 0; b < batch; ++b) {
-    sequences[b].batch = b;
+    sequences[b].index = sequences[b].batch = sequences[b].key_batch = b;
     sequences[b].seqlen_q = seqlen_q;
     sequences[b].seqlen_k = seqlen_k;
   }
@@ -43,6 +43,7 @@ std::vector<Sequence> packed_sequences(const int32_t* cu_seqlens_q, const int32_
                                        int64_t count, int64_t total_q, int64_t total_k) {
   std::vector<Sequence> sequences(count);
   for (int64_t i = 0; i < count; ++i) {
+    sequences[i].index = i;
     sequences[i].query_begin = cu_seqlens_q[i];
     sequences[i].seqlen_q = cu_seqlens_q[i + 1] - cu_seqlens_q[i];
     sequences[i].key_begin = cu_seqlens_k[i];
@@ -56,6 +57,26 @@ std::vector<Sequence> packed_sequences(const int32_t* cu_seqlens_q, const int32_
   if (queries.seqlen_q > 0) sequences.push_back(queries);
   if (keys.seqlen_k > 0) sequences.push_back(keys);
   return sequences;
+}
+
+void use_part(std::vector<Sequence>& sequences, int64_t count, const int32_t* used_q, const int32_t* used_k) {
+  for (int64_t i = 0; i < count; ++i) {
+    Sequence queries = sequences[i], keys = sequences[i];
+    queries.index = keys.index = -1;
+    queries.seqlen_k = keys.seqlen_q = 0;
+    if (used_q != nullptr) {
+      queries.query_begin += used_q[i];
+      queries.seqlen_q -= used_q[i];
+      sequences[i].seqlen_q = used_q[i];
+      if (queries.seqlen_q > 0) sequences.push_back(queries);
+    }
+    if (used_k != nullptr) {
+      keys.key_begin += used_k[i];
+      keys.seqlen_k -= used_k[i];
+      sequences[i].seqlen_k = used_k[i];
+      if (keys.seqlen_k > 0) sequences.push_back(keys);
+    }
+  }
 }
 
 void choose_forward_blocks(Params& params) {

@@ -15,6 +15,9 @@ std::vector<Sequence> dense_sequences(int64_t batch, int64_t seqlen_q, int64_t s
 std::vector<Sequence> packed_sequences(const int32_t* cu_seqlens_q, const int32_t* cu_seqlens_k,
                                        int64_t count, int64_t total_q, int64_t total_k);
 
+// Leaves the first used_q / used_k rows of each of `count` sequences (null: all); the rest becomes slack.
+void use_part(std::vector<Sequence>& sequences, int64_t count, const int32_t* used_q, const int32_t* used_k);
+
 // Tile sizes for a head dim. They decide the bits of a result, so nothing else may enter.
 void choose_forward_blocks(Params& params);
 void choose_backward_blocks(Params& params);

@@ -27,7 +27,12 @@ inline void query_rows(const Params& p, const View& view, const Sequence& s, int
 // Pointers to key rows [begin, begin + n) of a k-shaped tensor.
 inline void key_rows(const Params& p, const View& view, const Sequence& s, int kv_head, int64_t begin, int n,
                      void** rows) {
-  for (int i = 0; i < n; ++i) rows[i] = address(p.dtype, view, s.batch, s.key_begin + begin + i, kv_head);
+  for (int i = 0; i < n; ++i) {
+    const int64_t key = s.key_begin + begin + i;
+    rows[i] = s.pages == nullptr
+                  ? address(p.dtype, view, s.key_batch, key, kv_head)
+                  : address(p.dtype, view, s.pages[key / p.page_size], key % p.page_size, kv_head);
+  }
 }
 
 // The statistic of virtual row r.

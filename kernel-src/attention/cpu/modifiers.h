@@ -1,0 +1,148 @@
+// What may change a score or a weight beside scale, softcap and the diagonal mask: ALiBi, a 4-D mask,
+// dropout. All work on one row of a tile, columns [begin, end), which stand for keys key + begin and on.
+//
+// A row's bias (ALiBi and mask, in base 2) is -inf where the mask hides a key. The columns that a mask hides
+// at the ends of a row are cut off the tile (shrink_to_mask), so tiles a mask empties cost a scan of the
+// mask.
+//
+// Dropout keeps weight (sequence, head, position, key) by word key % 4 of Philox 4x32-10 under the caller's
+// seed, for the counter (key / 4, position, head, sequence): the same in every tiling, forward and backward.
+#pragma once
+
+#include "attention/cpu/rows.h"
+
+namespace padfree::attention {
+namespace {
+
+constexpr float kHidden = -__builtin_inff();
+
+inline bool has_bias(const Params& p) {
+  return p.slopes != nullptr || p.mask.kind != MaskKind::kNone;
+}
+
+inline int64_t head_of(const Params& p, int kv_head, int64_t row) {
+  return kv_head * p.group + row % p.group;
+}
+
+inline bool hides(uint8_t seen) {
+  return seen == 0;
+}
+inline bool hides(float added) {
+  return added == kHidden;
+}
+inline bool hides(BFloat16 added) {
+  return added.bits == 0xff80;
+}
+inline bool hides(Float16 added) {
+  return added.bits == 0xfc00;
+}
+
+// Calls f with a typed pointer to the mask of virtual row `row` at key `key`.
+template <typename F>
+inline void with_mask_row(const Params& p, const Sequence& s, int kv_head, int64_t row, int64_t key, F&& f) {
+  const MaskView& m = p.mask;
+  const int64_t offset = s.batch * m.batch_stride + head_of(p, kv_head, row) * m.head_stride +
+                         row / p.group * m.row_stride + key * m.key_stride;
+  if (m.kind == MaskKind::kBool) return f(static_cast<const uint8_t*>(m.data) + offset);
+  with_dtype(m.dtype,
+             [&](auto tag) { f(static_cast<const typename decltype(tag)::type*>(m.data) + offset); });
+}
+
+// Cuts hidden columns off both ends of every row of the tile; rows that see nothing become empty.
+[[gnu::noinline]] inline void shrink_to_mask(const Params& p, const Sequence& s, int kv_head, int64_t row,
+                                             int m, int64_t key, TileMask& mask) {
+  const int64_t step = p.mask.key_stride;
+  for (int i = 0; i < m; ++i) {
+    int &begin = mask.begin[i], &end = mask.end[i];
+    with_mask_row(p, s, kv_head, row + i, key, [&](const auto* seen) {
+      while (begin < end && hides(seen[begin * step])) ++begin;
+      while (begin < end && hides(seen[(end - 1) * step])) --end;
+    });
+  }
+  for (int i = 0, g = 0; i < m; i += kGemmRows, ++g) {
+    int first = kMaxBlockK, last = 0;
+    for (int r = i; r < m && r < i + kGemmRows; ++r) {
+      if (mask.begin[r] >= mask.end[r]) continue;
+      first = mask.begin[r] < first ? mask.begin[r] : first;
+      last = mask.end[r] > last ? mask.end[r] : last;
+    }
+    mask.panel_begin[g] = first < last ? first / kPanel * kPanel : 0;
+    mask.panel_end[g] = first < last ? round_up(last, kPanel) : 0;
+  }
+}
+
+inline bool empty(const TileMask& mask, int m) {
+  for (int g = 0; g * kGemmRows < m; ++g) {
+    if (mask.panel_begin[g] < mask.panel_end[g]) return false;
+  }
+  return true;
+}
+
+inline void add_mask(const uint8_t* seen, int64_t step, int begin, int end, float* bias) {
+  for (int j = begin; j < end; ++j) bias[j] += seen[j * step] != 0 ? 0.0f : kHidden;
+}
+
+template <typename T>
+inline void add_mask(const T* added, int64_t step, int begin, int end, float* bias) {
+  for (int j = begin; j < end; j += Vec::kLanes) {
+    const int n = end - j < Vec::kLanes ? end - j : Vec::kLanes;
+    T part[Vec::kLanes] = {};
+    for (int i = 0; i < n && step != 1; ++i) part[i] = added[(j + i) * step];
+    const Vec x = step == 1 ? load_upto(added + j, n) : load(part);
+    store_upto(bias + j, fma(x, splat(kLog2E), load_upto(bias + j, n)), n);
+  }
+}
+
+// bias[j] for columns [begin, end).
+[[gnu::noinline]] inline void bias_row(const Params& p, const Sequence& s, int kv_head, int64_t row,
+                                       int64_t key, int begin, int end, float* bias) {
+  for (int j = begin; j < end; ++j) bias[j] = 0.0f;
+  if (p.slopes != nullptr) {
+    const float slope = p.slopes[s.index * p.slopes_stride + head_of(p, kv_head, row)] * kLog2E;
+    const int64_t diagonal = row / p.group + s.seqlen_k - s.seqlen_q - key;
+    for (int j = begin; j < end; ++j) bias[j] = -slope * __builtin_fabsf(static_cast<float>(diagonal - j));
+  }
+  if (p.mask.kind != MaskKind::kNone) {
+    with_mask_row(p, s, kv_head, row, key,
+                  [&](const auto* mask) { add_mask(mask, p.mask.key_stride, begin, end, bias); });
+  }
+}
+
+// Philox 4x32-10 for eight counters that differ in their first word only: first, first + 1, ...
+constexpr int kCounters = 8;
+inline void philox(uint32_t first, const uint32_t (&rest)[3], uint64_t seed,
+                   uint32_t (&words)[4][kCounters]) {
+  uint32_t key0 = static_cast<uint32_t>(seed), key1 = static_cast<uint32_t>(seed >> 32);
+  for (int i = 0; i < kCounters; ++i) {
+    words[0][i] = first + i;
+    for (int w = 0; w < 3; ++w) words[w + 1][i] = rest[w];
+  }
+  for (int round = 0; round < 10; ++round, key0 += 0x9e3779b9u, key1 += 0xbb67ae85u) {
+    for (int i = 0; i < kCounters; ++i) {
+      const uint64_t a = 0xd2511f53ull * words[0][i], b = 0xcd9e8d57ull * words[2][i];
+      words[0][i] = static_cast<uint32_t>(b >> 32) ^ words[1][i] ^ key0;
+      words[2][i] = static_cast<uint32_t>(a >> 32) ^ words[3][i] ^ key1;
+      words[1][i] = static_cast<uint32_t>(b);
+      words[3][i] = static_cast<uint32_t>(a);
+    }
+  }
+}
+
+// factor[j] is 1 / (1 - dropout_p) where the weight stays and 0 where it goes, at least for columns [begin,
+// end). `key` is a multiple of 4; `factor` has room for kMaxBlockK.
+[[gnu::noinline]] inline void dropout_row(const Params& p, const Sequence& s, int kv_head, int64_t row,
+                                          int64_t key, int begin, int end, float* factor) {
+  const uint32_t rest[3] = {static_cast<uint32_t>(row / p.group),
+                            static_cast<uint32_t>(head_of(p, kv_head, row)), static_cast<uint32_t>(s.index)};
+  constexpr int kKeys = 4 * kCounters;
+  for (int j = begin / kKeys * kKeys; j < end; j += kKeys) {
+    uint32_t words[4][kCounters];
+    philox(static_cast<uint32_t>((key + j) / 4), rest, p.dropout_seed, words);
+    for (int i = 0; i < kKeys && j + i < kMaxBlockK; ++i) {
+      factor[j + i] = words[i % 4][i / 4] >= p.dropout_threshold ? p.dropout_factor : 0.0f;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace padfree::attention

@@ -1,0 +1,122 @@
+"""attention_with_mask against the oracle: any 4-D mask, boolean or float, forward and backward."""
+
+import pytest
+import reference
+import torch
+from attention_case import inputs
+from cases import DTYPES, LAYOUTS, dtype_id, randn
+from tolerance import assert_close, assert_same_bits
+
+BATCH, SEQLEN_Q, SEQLEN_K, HEADS = 2, 33, 70, 4
+
+
+def causal_mask():
+    return torch.ones(SEQLEN_Q, SEQLEN_K, dtype=torch.bool).tril(SEQLEN_K - SEQLEN_Q)[None, None]
+
+
+def padding_mask():
+    return (torch.arange(SEQLEN_K) >= torch.tensor([0, 25])[:, None])[:, None, None, :]
+
+
+def random_mask(*shape):
+    return torch.rand(shape, generator=torch.Generator().manual_seed(1)) > 0.3
+
+
+BOOLEAN = {
+    "causal": causal_mask(),
+    "padding": padding_mask(),
+    "both": causal_mask() & padding_mask(),
+    "random": random_mask(BATCH, HEADS, SEQLEN_Q, SEQLEN_K),
+    "random_heads": random_mask(1, HEADS, SEQLEN_Q, SEQLEN_K),
+    "chunks": (torch.arange(SEQLEN_Q)[:, None] // 8 == torch.arange(SEQLEN_K) // 8)[None, None],
+    "nothing": torch.zeros(1, 1, SEQLEN_Q, SEQLEN_K, dtype=torch.bool),
+    "everything": torch.ones(1, 1, 1, 1, dtype=torch.bool),
+}
+
+
+def run(padfree, case, mask, **options):
+    leaves = {f"d{name}": case[name].detach().requires_grad_() for name in "qkv"}
+    mask = mask.detach().requires_grad_() if mask.dtype != torch.bool else mask
+    out, lse, _ = padfree.attention_with_mask(*leaves.values(), mask, return_attn_probs=True, **options)
+    if mask.requires_grad:
+        leaves["dmask"] = mask
+    gradients = torch.autograd.grad((out, lse), list(leaves.values()), (case["dout"], case["dlse"]))
+    return {"out": out.detach(), "lse": lse.detach(), **dict(zip(leaves, gradients, strict=True))}
+
+
+def check(padfree, case, mask, **options):
+    got = run(padfree, case, mask, **options)
+    wanted = reference.attention(**case, mask=mask, **options)
+    for name, (value, allowance) in wanted.items():
+        assert_close(got[name], value, allowance, name)
+    return got
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=dtype_id)
+@pytest.mark.parametrize("name", BOOLEAN)
+def test_boolean_mask(padfree, device, name, dtype):
+    case = inputs([SEQLEN_Q] * BATCH, [SEQLEN_K] * BATCH, (HEADS, 2), (24, 16), dtype, device)
+    check(padfree, case, BOOLEAN[name].to(device))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=dtype_id)
+@pytest.mark.parametrize("rows", [(2, 4, 33), (1, 4, 33), (2, 1, 33), (1, 1, 1)], ids=str)
+def test_float_mask_and_its_gradient(padfree, device, rows, dtype):
+    case = inputs([SEQLEN_Q] * BATCH, [SEQLEN_K] * BATCH, (HEADS, 2), (24, 16), dtype, device)
+    mask = randn(*rows, SEQLEN_K, dtype=dtype, seed=8, device=device)
+    check(padfree, case, mask.masked_fill(~random_mask(*rows, SEQLEN_K).to(device), float("-inf")))
+
+
+def test_float32_mask_beside_16_bit_inputs(padfree, device):
+    case = inputs([SEQLEN_Q] * BATCH, [SEQLEN_K] * BATCH, (HEADS, 2), (24, 16), torch.bfloat16, device)
+    check(padfree, case, randn(1, HEADS, SEQLEN_Q, SEQLEN_K, device=device))
+
+
+def test_mask_beside_causal_softcap_and_sinks(padfree, device):
+    case = inputs([SEQLEN_Q] * BATCH, [SEQLEN_K] * BATCH, (HEADS, 2), (24, 16), device=device)
+    mask, sinks = BOOLEAN["random"].to(device), randn(HEADS, device=device)
+    out, lse, _ = padfree.attention_with_mask(
+        case["q"], case["k"], case["v"], mask, causal=True, softcap=4.0, s_aux=sinks, return_attn_probs=True
+    )
+    wanted = reference.attention(case["q"], case["k"], case["v"], mask=mask, causal=True, softcap=4.0, sinks=sinks)
+    assert_close(out, *wanted["out"], "out")
+    assert_close(lse, *wanted["lse"], "lse")
+
+
+def test_a_row_that_sees_nothing_gives_zero(padfree, device):
+    case = inputs([SEQLEN_Q] * BATCH, [SEQLEN_K] * BATCH, (HEADS, 2), (24, 16), device=device)
+    mask = BOOLEAN["random"].clone().to(device)
+    mask[:, :, 5] = False
+    got = check(padfree, case, mask)
+    assert torch.count_nonzero(got["out"][:, 5]) == 0
+    assert torch.count_nonzero(got["dq"][:, 5]) == 0
+    assert bool(got["lse"][:, :, 5].isneginf().all())
+
+
+def test_hidden_keys_hold_anything(padfree, device):
+    """Values behind the mask, the largest there are, do not reach the result."""
+    case = inputs([SEQLEN_Q] * BATCH, [SEQLEN_K] * BATCH, (HEADS, 2), (24, 16), device=device)
+    mask = padding_mask().to(device)
+    clean = run(padfree, case, mask)
+    for name in ("k", "v"):
+        case[name][1, :25] = torch.finfo(torch.float32).max
+    got = run(padfree, case, mask)
+    assert_same_bits(got["out"], clean["out"], "out")
+
+
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name not in ("odd_offset",)])
+def test_layout_of_the_mask_never_changes_the_answer(padfree, device, layout):
+    case = inputs([SEQLEN_Q] * BATCH, [SEQLEN_K] * BATCH, (HEADS, 2), (24, 16), device=device)
+    mask = randn(BATCH, HEADS, SEQLEN_Q, SEQLEN_K, seed=8, device=device)
+    wanted = run(padfree, case, mask)
+    got = run(padfree, case, LAYOUTS[layout](mask))
+    for name in wanted:
+        assert_same_bits(got[name], wanted[name], name)
+
+
+def test_mask_equal_to_causal_gives_causal(padfree, device):
+    case = inputs([SEQLEN_Q] * BATCH, [SEQLEN_K] * BATCH, (HEADS, 2), (24, 16), device=device)
+    got = run(padfree, case, causal_mask().to(device))
+    wanted = reference.attention(**case, causal=True)
+    for name, (value, allowance) in wanted.items():
+        assert_close(got[name], value, allowance, name)

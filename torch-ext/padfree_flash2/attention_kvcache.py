@@ -1,0 +1,243 @@
+"""Attention against a KV cache, appended to in place: decoding and chunked prefill."""
+
+from typing import Any, Optional, Union
+
+import torch
+
+from . import _attention_checks as arguments
+from . import _checks as checks
+from ._attention_checks import OP, Window
+from ._ops import ops
+
+CACHE = ("k_cache", "v_cache")
+
+
+def flash_attn_with_kvcache(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    k: Optional[torch.Tensor] = None,
+    v: Optional[torch.Tensor] = None,
+    rotary_cos: Optional[torch.Tensor] = None,
+    rotary_sin: Optional[torch.Tensor] = None,
+    cache_seqlens: Union[int, torch.Tensor, None] = None,
+    cache_batch_idx: Optional[torch.Tensor] = None,
+    cache_leftpad: Optional[torch.Tensor] = None,
+    block_table: Optional[torch.Tensor] = None,
+    softmax_scale: Optional[float] = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    alibi_slopes: Optional[torch.Tensor] = None,
+    num_splits: int = 0,
+    return_softmax_lse: bool = False,
+    *,
+    s_aux: Optional[torch.Tensor] = None,
+    learnable_sink: Optional[torch.Tensor] = None,
+    page_table: Optional[torch.Tensor] = None,
+) -> Any:
+    """Append k and v to the cache, then attend to all of it; the formula is that of ``flash_attn_func``.
+
+    Args:
+        q: (batch, seqlen_q, heads_q, head_dim), float32, bfloat16 or float16, any strides.
+        k_cache: (batch_cache, seqlen_cache, heads_kv, head_dim), or with a block_table (pages, page_size, heads_kv,
+            head_dim) with pages of any size. Written in place where k is given, nowhere else.
+        v_cache: the same with head_dim_v.
+        k: (batch, seqlen_new, heads_kv, head_dim) to append at cache_seqlens; None: nothing is appended.
+        v: (batch, seqlen_new, heads_kv, head_dim_v); given exactly when k is.
+        rotary_cos: (positions, rotary_dim / 2), float32 or the dtype of q: rotates k at its positions in the cache and
+            q at cache_seqlens and on (all queries at cache_seqlens when neither causal nor windowed). None: no turn.
+        rotary_sin: the same.
+        cache_seqlens: (batch,) int32 or int64, or an int for all: tokens in the cache before the append. None: all.
+        cache_batch_idx: (batch,) int32 or int64: the row of the cache that each batch row uses; None: its own.
+        cache_leftpad: (batch,) int32 or int64: tokens before it do not exist.
+        block_table: (batch, n) int32, padded with -1: token t of row b lies in page block_table[b, t // page_size].
+        softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux, learnable_sink, num_splits: as in
+            ``flash_attn_func``; positions are aligned at the end, so a single query is at the last token.
+        rotary_interleaved: rotate pairs (2 i, 2 i + 1), else pairs (i, i + rotary_dim / 2).
+        return_softmax_lse: also return the log-sum-exp.
+        page_table: another name for block_table.
+
+    Returns:
+        out (batch, seqlen_q, heads_q, head_dim_v); with ``return_softmax_lse`` the tuple ``(out, softmax_lse)``,
+        softmax_lse (batch, heads_q, seqlen_q) float32.
+
+    Raises:
+        TypeError, ValueError: as ``flash_attn_func``; more tokens than the cache, or the block_table, can hold.
+        NotImplementedError: a gradient is wanted (a cache is for inference); a head_dim that no kernel takes.
+
+    Source: flash-attn 2.8, ``flash_attn_with_kvcache``; s_aux and page_table as in FlashAttention 3.
+    """
+    block_table = arguments.one_of("block_table", block_table, "page_table", page_table)
+    arguments.check_qkv(q, k_cache, v_cache, 4, names=CACHE)
+    arguments.refuse_gradients(q, k_cache, v_cache, "k_cache")
+    options = arguments.scores(q, softmax_scale, causal, window_size, softcap)
+    modifiers = arguments.modifiers(q, q.shape[0], s_aux, learnable_sink, alibi_slopes, 0.0)
+    arguments.check_flags(True, return_softmax_lse, num_splits)
+    _check_appended(q, k_cache, v_cache, k, v)
+    batch, appended = q.shape[0], 0 if k is None else k.shape[1]
+    rows = _rows(cache_batch_idx, block_table, k_cache, q)
+    before = _lengths("cache_seqlens", cache_seqlens, q)
+    if before is None and k is not None:
+        raise ValueError(f"{OP}: cache_seqlens must be given with k, got None")
+    leftpad = _lengths("cache_leftpad", cache_leftpad, q)
+    capacity = k_cache.shape[1] if block_table is None else _width(block_table) * k_cache.shape[1]
+    after = torch.full((batch,), capacity, dtype=torch.int32, device=q.device) if before is None else before + appended
+    _check_room(after, leftpad, appended, capacity, block_table)
+    if block_table is not None:
+        block_table = arguments.pages_of(block_table, q, batch, k_cache, checks.values_of(after))
+    if rotary_cos is not None or rotary_sin is not None:
+        q, k = _rotate_both(q, k, rotary_cos, rotary_sin, before, options, rotary_interleaved)
+    if k is not None:
+        _append(k_cache, v_cache, k, v, before, rows, block_table)
+    out, softmax_lse = ops.attention_fwd(
+        q, k_cache, v_cache, None, None, q.shape[1], capacity, *options, *modifiers,
+        None, after, None, block_table, rows, leftpad,
+    )  # fmt: skip
+    return (out, softmax_lse) if return_softmax_lse else out
+
+
+def _check_appended(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, k: Any, v: Any) -> None:
+    for name, tensor, other, given in (("k", k, "v", v), ("v", v, "k", k)):
+        if tensor is None and given is not None:
+            raise ValueError(f"{OP}: {name} must be given with {other}, got None")
+    if k is None:
+        return
+    for name, tensor, cache in (("k", k, k_cache), ("v", v, v_cache)):
+        checks.require_like(OP, name, tensor, "q", q)
+        checks.require_dim(OP, name, tensor, 4)
+        wanted = (q.shape[0], k.shape[1], cache.shape[2], cache.shape[3])
+        for dim, size in enumerate(wanted):
+            checks.require_size(OP, name, tensor, dim, size)
+
+
+def _lengths(name: str, value: Any, q: torch.Tensor) -> Optional[torch.Tensor]:
+    """(batch,) int32, contiguous; an int stands for all."""
+    if value is None:
+        return None
+    if isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
+        value = torch.full((q.shape[0],), value, dtype=torch.int32, device=q.device)
+    checks.require_integers(OP, name, value, "q", q)
+    checks.require_size(OP, name, value, 0, q.shape[0])
+    for number in checks.values_of(value) or ():
+        if number < 0:
+            raise ValueError(f"{OP}: {name} must be 0 or more, got {number}")
+    return checks.as_int32(value)
+
+
+def _rows(
+    cache_batch_idx: Any, block_table: Optional[torch.Tensor], k_cache: torch.Tensor, q: torch.Tensor
+) -> Optional[torch.Tensor]:
+    """The cache row of each batch row, None where it is its own."""
+    if cache_batch_idx is None:
+        if block_table is None:
+            checks.require_size(OP, "k_cache", k_cache, 0, q.shape[0])
+        return None
+    if block_table is not None:
+        raise ValueError(f"{OP}: cache_batch_idx must be None with a block_table, got {type(cache_batch_idx).__name__}")
+    rows = _lengths("cache_batch_idx", cache_batch_idx, q)
+    for row in checks.values_of(rows) or ():
+        if row >= k_cache.shape[0]:
+            raise ValueError(f"{OP}: cache_batch_idx must be below {k_cache.shape[0]}, the rows of k_cache, got {row}")
+    return rows
+
+
+def _width(block_table: Any) -> int:
+    checks.require_tensor(OP, "block_table", block_table)
+    checks.require_dim(OP, "block_table", block_table, 2)
+    return block_table.shape[1]
+
+
+def _check_room(
+    after: torch.Tensor, leftpad: Optional[torch.Tensor], appended: int, capacity: int, block_table: Any
+) -> None:
+    """Every token has a slot; with a block_table ``pages_of`` says so instead, with its pages."""
+    lengths = checks.values_of(after)
+    if lengths is None:
+        return
+    for length in lengths:
+        if block_table is None and length > capacity:
+            raise ValueError(
+                f"{OP}: k_cache must have room for {length} tokens ({length - appended} and {appended} new), "
+                f"got {capacity}"
+            )
+    if leftpad is None:
+        return
+    for pad, length in zip(leftpad.tolist(), lengths):
+        if pad > length:
+            raise ValueError(f"{OP}: cache_leftpad must be at most the tokens in the cache ({length}), got {pad}")
+
+
+def _append(
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    before: torch.Tensor,
+    rows: Optional[torch.Tensor],
+    block_table: Optional[torch.Tensor],
+) -> None:
+    """Writes k and v at before, before + 1, ... of each sequence; no other element of the cache is touched."""
+    positions = before.long()[:, None] + torch.arange(k.shape[1], device=k.device)
+    if block_table is not None:
+        pages, page_size = k_cache.shape[:2]
+        # A -1 would count from the end: past the end it is refused, also where values cannot be checked (tracing).
+        table = block_table.long().masked_fill(block_table < 0, pages)
+        index = table.gather(1, positions // page_size), positions % page_size
+    elif rows is not None:
+        index = rows.long()[:, None], positions
+    else:
+        index = torch.arange(k.shape[0], device=k.device)[:, None], positions
+    k_cache.index_put_(index, k)
+    v_cache.index_put_(index, v)
+
+
+def _rotate_both(
+    q: torch.Tensor,
+    k: Optional[torch.Tensor],
+    cos: Any,
+    sin: Any,
+    before: torch.Tensor,
+    options: arguments.Scores,
+    interleaved: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """q and k rotated by their positions, which count from the start of the cache, padding included."""
+    if k is None:
+        raise ValueError(f"{OP}: k must be given with rotary_cos, got None")
+    checks.require_bool(OP, "rotary_interleaved", interleaved)
+    for name, table in (("rotary_cos", cos), ("rotary_sin", sin)):
+        checks.require_tensor(OP, name, table)
+        if table.dtype not in (torch.float32, q.dtype):
+            raise TypeError(
+                f"{OP}: {name} must be float32 or the dtype of q ({checks.name_of(q.dtype)}), "
+                f"got {checks.name_of(table.dtype)}"
+            )
+        checks.require_device(OP, name, table, "q", q)
+        checks.require_dim(OP, name, table, 2)
+    for dim in range(2):
+        checks.require_size(OP, "rotary_sin", sin, dim, cos.shape[dim])
+    if 2 * cos.shape[1] > q.shape[-1]:
+        raise ValueError(f"{OP}: rotary_cos must be at most head_dim / 2 ({q.shape[-1] // 2}) wide, got {cos.shape[1]}")
+    advances = options.causal or options.window_left >= 0 or options.window_right >= 0
+    longest = max(k.shape[1], q.shape[1] if advances else 1)
+    for start in checks.values_of(before) or ():
+        if start + longest > cos.shape[0]:
+            raise ValueError(f"{OP}: rotary_cos must have {start + longest} rows or more, got {cos.shape[0]}")
+    start = before.long()[:, None]
+    positions_k = start + torch.arange(k.shape[1], device=k.device)
+    positions_q = start + torch.arange(q.shape[1], device=q.device) * int(advances)
+    return _rotate(q, cos[positions_q], sin[positions_q], interleaved), _rotate(
+        k, cos[positions_k], sin[positions_k], interleaved
+    )
+
+
+def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> torch.Tensor:
+    """x (batch, seqlen, heads, head_dim); cos and sin (batch, seqlen, rotary_dim / 2). Arithmetic in float32."""
+    half = cos.shape[-1]
+    turned, rest = x[..., : 2 * half].float(), x[..., 2 * half :]
+    cos, sin = cos.float().unsqueeze(2), sin.float().unsqueeze(2)
+    first, second = turned.unflatten(-1, (half, 2)).unbind(-1) if interleaved else turned.chunk(2, -1)
+    pair = first * cos - second * sin, first * sin + second * cos
+    turned = torch.stack(pair, -1).flatten(-2) if interleaved else torch.cat(pair, -1)
+    return torch.cat([turned.to(x.dtype), rest], -1)
