@@ -124,8 +124,14 @@ def python_include() -> Path:
 class Torch:
     """The torch beside the running interpreter; only its headers are used."""
 
-    version: tuple[int, int]
+    release: str
     include: Path
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Its major and minor version."""
+        major, minor = self.release.split(".")[:2]
+        return int(major), int(minor)
 
     @property
     def includes(self) -> tuple[Path, ...]:
@@ -138,13 +144,11 @@ def torch() -> Torch:
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         raise ToolchainError("torch is not installed in this Python; its headers are needed", hint="pip install torch")
-    major, minor = importlib.metadata.version("torch").split(".")[:2]
+    release = importlib.metadata.version("torch")
     include = Path(spec.origin).parent / "include"
     if not (include / "torch" / "csrc" / "stable" / "library.h").is_file():
-        raise ToolchainError(
-            f"torch {major}.{minor} has no stable ABI headers in {include}", hint="pip install -U torch"
-        )
-    return Torch((int(major), int(minor)), include)
+        raise ToolchainError(f"torch {release} has no stable ABI headers in {include}", hint="pip install -U torch")
+    return Torch(release, include)
 
 
 def target_version(major: int, minor: int) -> str:

@@ -86,10 +86,13 @@ def run(
         raise failure(what, code, tail, log)
 
 
+_prctl = ctypes.CDLL(None).prctl  # looked up here: between fork and exec only what needs no lock may run
+_SET_PARENT_DEATH_SIGNAL = 1
+
+
 def _end_with_parent() -> None:
     """Runs in the child: the kernel sends it SIGTERM when this process dies, a kill -9 included."""
-    set_parent_death_signal = 1
-    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
+    _prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
 
 
 def _end(child: subprocess.Popen[str]) -> None:

@@ -89,7 +89,7 @@ def build(job: Job, on_step: OnStep | None = None) -> Path:
         f"-DCMAKE_MAKE_PROGRAM={ninja}", "-DCMAKE_BUILD_TYPE=Release",
     ]  # fmt: skip
     env = {**os.environ, "CXX": shlex.join(found.command), "CCACHE_BASEDIR": str(job.scratch)}
-    _forget_other_compiler(job, env["CXX"])
+    _forget_other_tools(job, cmake=cmake, ninja=ninja, compiler=str(found), torch=compiler.torch().release)
     if not (job.binary / "build.ninja").is_file():  # from then on ninja itself runs cmake when CMakeLists.txt changes
         process.run(configure, what="cmake", log=job.log, env=env)
     _compile(job, [ninja, "-C", str(job.binary), *_jobs()], env, on_step)
@@ -198,10 +198,10 @@ def _names_extension(job: Job) -> bool:
     )
 
 
-def _forget_other_compiler(job: Job, cxx: str) -> None:
-    """CMake keeps its first compiler for ever; another one, or another project directory, starts afresh."""
+def _forget_other_tools(job: Job, **tools: str) -> None:
+    """CMake keeps what it first found for ever; other tools, another torch or another place start afresh."""
     stamp = job.binary / "bundle-stamp.json"
-    now = json.dumps({"cxx": cxx, "project": str(job.project)})
+    now = json.dumps({**tools, "project": str(job.project)})
     if job.binary.exists() and (not stamp.is_file() or stamp.read_text(encoding="utf-8") != now):
         shutil.rmtree(job.binary)
     job.binary.mkdir(parents=True, exist_ok=True)

@@ -35,10 +35,17 @@ class Symbol:
         return self.kind in "WVu"
 
 
-def _lines(tool: str, *words: str | Path) -> Iterator[str]:
-    if shutil.which(tool) is None:
+def _found(tool: str) -> str:
+    path = shutil.which(tool)
+    if path is None:
         raise ToolchainError(f"{tool} not found", hint="apt-get install binutils (it comes with every C++ compiler).")
-    result = subprocess.run([tool, *map(str, words)], capture_output=True, text=True, errors="replace", check=False)
+    return path
+
+
+def _lines(tool: str, *words: str | Path) -> Iterator[str]:
+    result = subprocess.run(
+        [_found(tool), *map(str, words)], capture_output=True, text=True, errors="replace", check=False
+    )
     if result.returncode != 0:
         raise CheckError(f"{tool} cannot read {words[-1]}: {result.stderr.strip()}")
     yield from result.stdout.splitlines()
@@ -64,7 +71,9 @@ def demangle(names: tuple[str, ...]) -> dict[str, str]:
     """Mangled to readable C++ names."""
     if not names:
         return {}
-    text = subprocess.run(["c++filt"], input="\n".join(names), capture_output=True, text=True, check=True).stdout
+    text = subprocess.run(
+        [_found("c++filt")], input="\n".join(names), capture_output=True, text=True, check=True
+    ).stdout
     return dict(zip(names, text.splitlines(), strict=True))
 
 

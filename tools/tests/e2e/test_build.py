@@ -165,6 +165,18 @@ def test_nothing_changed_compiles_nothing(built: Path) -> None:
     assert objects == {path: path.stat().st_mtime_ns for path in (built / ".bundle").rglob("*.o")}
 
 
+def test_another_compiler_starts_afresh(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert bundle("build", built) == 0
+    before = {path: path.stat().st_mtime_ns for path in (built / ".bundle").rglob("*.cpp.o")}
+    wrapper = tmp_path / "mine"
+    wrapper.write_text('#!/bin/sh\nexec g++ "$@"\n')
+    wrapper.chmod(0o755)
+    monkeypatch.setenv("CXX", str(wrapper))
+    assert bundle("build", built) == 0
+    changed = {path for path in (built / ".bundle").rglob("*.cpp.o") if path.stat().st_mtime_ns != before[path]}
+    assert changed == set(before)
+
+
 def test_an_edit_compiles_its_file_and_the_binding_only(built: Path) -> None:
     assert bundle("build", built) == 0
     before = {path: path.stat().st_mtime_ns for path in (built / ".bundle").rglob("*.o")}

@@ -14,7 +14,7 @@ import pytest
 
 from bundle import build, buildfile, checks, compiler, stage
 from bundle.checks import Check, Skipped, Subject, abi, api, binutils, isa, layout, load, sources
-from bundle.errors import CheckError
+from bundle.errors import CheckError, ToolchainError
 
 pytestmark = pytest.mark.e2e
 
@@ -356,6 +356,16 @@ def test_isa_objects_of_a_downloaded_variant(make: Make) -> None:
     with pytest.raises(Skipped, match="object files"):
         found(isa.objects, dataclasses.replace(target, scratch=None))
     assert not found(isa.library, dataclasses.replace(target, scratch=None))
+
+
+def test_a_machine_without_tools(make: Make, checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = make(KERNELS)
+    monkeypatch.setenv("PATH", "")
+    outcomes = {finding.check: finding for finding in checks.run_all(target)}
+    assert outcomes["linking"].skipped == "nm not found"
+    assert outcomes["digest"].skipped is None
+    with pytest.raises(ToolchainError, match="nm not found"):
+        checks.run_all(dataclasses.replace(target, build=buildfile.read(checkout)))
 
 
 # --- sources ------------------------------------------------------------------------------------------------------
