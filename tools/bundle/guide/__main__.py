@@ -7,7 +7,7 @@ from pathlib import Path
 
 import transformers
 
-from bundle.guide import corpus, events
+from bundle.guide import corpus, events, measure
 
 SAMPLES = 8
 """How many documents the compared and timed batch holds."""
@@ -23,7 +23,12 @@ def main() -> None:
     args = parser.parse_args()
     transformers.logging.set_verbosity_error()
     samples = corpus.drawn(SAMPLES)
-    shared = {"samples": len(samples), "targets": corpus.targets(samples), "longest": max(map(len, samples))}
+    shared = {
+        "samples": len(samples),
+        "targets": corpus.targets(samples),
+        "longest": max(map(len, samples)),
+        "rounds": measure.ROUNDS,
+    }
     if args.half == "without":
         from bundle.guide import without
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import statistics
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from bundle.guide.corpus import Sample, targets
 
-REPEATS = 3
+ROUNDS = 5
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,18 @@ def difference(step: Step, truth: Step) -> Difference:
     return Difference(loss if loss == loss else float("inf"), worst)
 
 
-def seconds(model: PreTrainedModel, batch: dict[str, Any], count: int) -> float:
-    """Median time of forward and backward, after one that is not counted."""
-    taken = []
-    for _ in range(REPEATS + 1):
-        started = time.perf_counter()
-        together(model, batch, count)
-        taken.append(time.perf_counter() - started)
-    return statistics.median(taken[1:])
+def turns(actions: Sequence[tuple[str, Callable[[], object]]], rounds: int = ROUNDS) -> dict[str, list[float]]:
+    """Seconds of each action in each round. They take turns, so that other work on the machine disturbs all alike.
+
+    A first round is not counted.
+    """
+    taken: dict[str, list[float]] = {name: [] for name, _ in actions}
+    for _ in range(rounds + 1):
+        for name, action in actions:
+            started = time.perf_counter()
+            action()
+            taken[name].append(time.perf_counter() - started)
+    return {name: seconds[1:] for name, seconds in taken.items()}
 
 
 def _gradients(model: PreTrainedModel) -> dict[str, torch.Tensor]:

@@ -21,7 +21,8 @@ from transformers import (
 )
 
 from bundle.guide import corpus, events, measure, models
-from bundle.guide.without import truth_file
+from bundle.guide.claims import BUNDLE, PACKED, PADDED
+from bundle.guide.without import ATTENTION, truth_file
 
 SAMPLES_A_STEP = 8
 
@@ -39,29 +40,57 @@ def run(work: Path, samples: list[corpus.Sample], repository: str, steps: int) -
     }
 
 
-def wired(name: str, repository: str, bundle: ModuleType) -> PreTrainedModel:
-    """The model on the bundle: Llama by transformers' own switch, Lfm2, which also convolves, by ``enable``."""
-    if name == "Llama":
-        return models.make(name, repository)
-    model = models.make(name, "sdpa")
-    bundle.enable(model)
-    return model
-
-
 def _model(
     name: str, work: Path, samples: list[corpus.Sample], repository: str, bundle: ModuleType, steps: int
 ) -> dict[str, Any]:
+    """Llama takes the bundle by transformers' own switch; Lfm2, which also convolves, by ``enable``."""
     events.progress(f"{name} on the bundle: packed")
-    model = wired(name, repository, bundle)
+    plain = models.make(name, ATTENTION)
+    model = models.make(name, repository if name == "Llama" else ATTENTION)
+    if name != "Llama":
+        bundle.enable(model)
     truth = measure.Step(**torch.load(truth_file(work, name)))
     batch, count = corpus.packed(samples), corpus.targets(samples)
     step = measure.together(model, batch, count)
     measured = {
         "difference": asdict(measure.difference(step, truth)),
         "ops": ops_of_a_step(model, batch, count, bundle.__name__),
-        "seconds": measure.seconds(model, batch, count),
     }
-    return {**measured, "losses": train(name, model, work, steps)}
+    events.progress(f"{name}: packed on the bundle and padded without it, in turns")
+    seconds = _race(name, model, plain, samples, bundle)
+    return {**measured, "seconds": seconds, "losses": train(name, model, work, steps)}
+
+
+def _race(
+    name: str, model: PreTrainedModel, plain: PreTrainedModel, samples: list[corpus.Sample], bundle: ModuleType
+) -> dict[str, list[float]]:
+    """Seconds of a step on the bundle and of the same step without it, in turns.
+
+    Models of one family share the convolution that ``enable`` replaces, so it is given back for the plain one's turn.
+    """
+    count = corpus.targets(samples)
+    packed, padded = corpus.packed(samples), corpus.padded(samples)
+    shared = name != "Llama"
+
+    def on_the_bundle() -> None:
+        if shared:
+            bundle.enable(model)
+
+    def without_it() -> None:
+        if shared:
+            bundle.disable(model)
+
+    actions = [
+        ("enable", on_the_bundle),
+        (BUNDLE, lambda: measure.together(model, packed, count)),
+        ("disable", without_it),
+        (PADDED, lambda: measure.together(plain, padded, count)),
+    ]
+    if not shared:  # without the bundle only attention keeps packed samples apart
+        actions.append((PACKED, lambda: measure.together(plain, packed, count)))
+    seconds = measure.turns(actions)
+    on_the_bundle()
+    return {key: seconds[key] for key in (BUNDLE, PADDED, PACKED) if key in seconds}
 
 
 def ops_of_a_step(model: PreTrainedModel, batch: dict[str, Any], count: int, namespace: str) -> dict[str, int]:

@@ -29,22 +29,18 @@ def _model(name: str, work: Path, samples: list[corpus.Sample]) -> dict[str, Any
     model = models.make(name, ATTENTION)
     truth = measure.one_by_one(model, samples)
     torch.save({"loss": truth.loss, "gradients": truth.gradients}, truth_file(work, name))
-    events.progress(f"{name} without the bundle: padded")
-    padded = measure.seconds(model, corpus.padded(samples), corpus.targets(samples))
     events.progress(f"{name} without the bundle: packed")
-    attempts = {
+    return {
         "boundaries": _attempt(model, corpus.packed(samples), truth, samples),
         "position_ids": _attempt(model, corpus.packed(samples, boundaries=False), truth, samples),
     }
-    return {"padded_seconds": padded, "packed": attempts}
 
 
 def _attempt(
     model: PreTrainedModel, batch: dict[str, Any], truth: measure.Step, samples: list[corpus.Sample]
 ) -> dict[str, Any]:
-    count = corpus.targets(samples)
     try:
-        step = measure.together(model, batch, count)
+        step = measure.together(model, batch, corpus.targets(samples))
     except (ValueError, RuntimeError, NotImplementedError) as error:
         return {"error": f"{type(error).__name__}: {error}"}
-    return {"difference": asdict(measure.difference(step, truth)), "seconds": measure.seconds(model, batch, count)}
+    return {"difference": asdict(measure.difference(step, truth))}
