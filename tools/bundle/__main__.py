@@ -21,6 +21,7 @@ VERBS = {
     "serve": ("bundle.hub.cli", "run the embedded Hub"),
     "lint": ("bundle.lint", "ruff, clang-format and mypy over the sources"),
     "test": ("bundle.testing", "lint, the driver's tests, the bundle's tests on each CPU path, the whole road"),
+    "torch": ("bundle.other_torch", "the bundle's tests with another torch than the one it was built with"),
     "bench": ("bundle.bench", "time the bundle against what a user could write instead"),
     "demo": ("bundle.demo", "the whole road: build, check, publish, load, train"),
 }
