@@ -7,6 +7,8 @@ import pytest
 import torch
 from tiny_models import build, pack, samples
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 KEYWORDS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 
 

@@ -6,6 +6,8 @@ import torch._dynamo.testing
 from tiny_models import build, pack, samples
 
 transformers = pytest.importorskip("transformers")
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 STEPS, BATCH, RATE = 3, 3, 0.1
 ROWS = samples((5, 9, 3, 17, 2, 8, 6, 11, 4))
 

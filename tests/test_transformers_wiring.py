@@ -13,10 +13,12 @@ import torch
 from tiny_models import build, pack, run_packed, samples
 
 transformers = pytest.importorskip("transformers")
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 REPO_ID = "padfree/padfree-flash2"
 
 
-NAMES = ("causal_conv1d_fn",)
+NAMES = ("causal_conv1d_fn", "causal_conv1d_update")
 
 
 def _functions():
@@ -57,13 +59,31 @@ def test_layers_have_the_shape_kernels_demands(padfree):
         ]
 
 
+def test_a_decoding_step_has_gradients(padfree):
+    """The step's kernel has none of its own; state and output are those of inference."""
+    weight = torch.randn(6, 4, requires_grad=True)
+    x, state = torch.randn(2, 6, 1), torch.randn(2, 6, 4)
+    step = padfree.layers.causal_conv1d_update().forward
+    moved, kept = state.clone(), state.clone()
+    out = step(x, moved, weight, None, "silu")
+    with torch.no_grad():
+        assert torch.equal(step(x, kept, weight, None, "silu"), out)
+    assert torch.equal(moved, kept)
+    out.sum().backward()
+    taps = torch.cat([state, x], -1)[:, :, -4:].double()
+    exact = weight.detach().double().requires_grad_()
+    torch.nn.functional.silu((taps * exact).sum(-1)).sum().backward()
+    assert (weight.grad - exact.grad).abs().max() <= 64 * torch.finfo(torch.float32).eps * exact.grad.abs().max()
+
+
 def test_enable_replaces_and_disable_restores_to_identity(padfree, lfm2):
     before, environment = _forwards(), os.environ["LOCAL_KERNELS"]
     attention, kernels = lfm2.config._attn_implementation, (lfm2.kernel_config, lfm2.use_kernels)
     own = {name: vars(module).get("forward") for name, module in lfm2.named_modules()}
     report = padfree.enable(lfm2)
     assert set(report.wired) == {"attention", *NAMES}
-    assert _replaced(padfree) == [True]
+    assert report.not_wired == {}
+    assert _replaced(padfree) == [True, True]
     assert lfm2.config._attn_implementation == REPO_ID
     padfree.disable(lfm2)
     for got, wanted in zip(_forwards(), before, strict=True):
@@ -90,9 +110,9 @@ def test_survives_train_and_eval(padfree, lfm2):
     padfree.enable(lfm2)
     for _ in range(2):
         lfm2.eval()
-        assert _replaced(padfree) == [True]
+        assert _replaced(padfree) == [True, True]
         lfm2.train()
-        assert _replaced(padfree) == [True]
+        assert _replaced(padfree) == [True, True]
 
 
 def test_a_model_shares_the_functions_until_the_last_is_disabled(padfree, lfm2):
@@ -100,7 +120,7 @@ def test_a_model_shares_the_functions_until_the_last_is_disabled(padfree, lfm2):
     padfree.enable(lfm2)
     padfree.enable(other)
     padfree.disable(lfm2)
-    assert _replaced(padfree) == [True]
+    assert _replaced(padfree) == [True, True]
     padfree.disable(other)
     assert _forwards() == before
 
@@ -132,9 +152,9 @@ def test_what_another_model_takes_back_is_taken_again(padfree, lfm2):
     padfree.enable(lfm2)
     alone, other = run_packed(lfm2, rows)[0], build("lfm2")
     transformers.integrations.hub_kernels.kernelize(other)
-    assert _replaced(padfree) == [False]
+    assert _replaced(padfree) == [False, False]
     assert torch.equal(run_packed(lfm2, rows)[0], alone)
-    assert _replaced(padfree) == [True]
+    assert _replaced(padfree) == [True, True]
 
 
 def test_a_deep_copy_can_be_wired_and_given_back(padfree, lfm2):
@@ -145,7 +165,7 @@ def test_a_deep_copy_can_be_wired_and_given_back(padfree, lfm2):
     assert torch.equal(run_packed(twin, rows)[0], run_packed(lfm2, rows)[0])
     padfree.disable(lfm2)
     padfree.enable(twin)
-    assert _replaced(padfree) == [True]
+    assert _replaced(padfree) == [True, True]
     padfree.disable(twin)
     assert _forwards() == before
 
@@ -153,9 +173,9 @@ def test_a_deep_copy_can_be_wired_and_given_back(padfree, lfm2):
 def test_a_wrapped_model(padfree, lfm2):
     wrapper = torch.nn.Sequential(lfm2)
     padfree.enable(wrapper)
-    assert _replaced(padfree) == [True]
+    assert _replaced(padfree) == [True, True]
     padfree.disable(wrapper)
-    assert _replaced(padfree) == [False]
+    assert _replaced(padfree) == [False, False]
 
 
 def test_keeps_the_kernels_a_model_had(padfree, lfm2):

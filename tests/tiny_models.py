@@ -2,9 +2,9 @@
 
 Nothing is downloaded: a configuration and a seed make a model. The reference of every comparison is the same model in
 float64, one sample at a time, on transformers' eager code. A run in a lower precision may be as far from it as twice
-what eager code in that precision is, plus the rounding of the result: two correct implementations round differently,
-and neither is known to be the better one. References are made before a model is wired, because transformers' functions
-are shared by all models of a family.
+what eager code in that precision is (`roundings`), plus the rounding of the result: two correct implementations round
+differently, and neither is known to be the better one. References are made before a model is wired, because
+transformers' functions are shared by all models of a family.
 """
 
 import functools
@@ -33,15 +33,129 @@ FAMILIES = {
     "mistral": ("MistralConfig", {**PLAIN, "sliding_window": 4}),
     "gemma2": ("Gemma2Config", {**PLAIN, "head_dim": 8, "sliding_window": 4, "attn_logit_softcapping": 2.0}),
     "lfm2": ("Lfm2Config", {**COMMON, "num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]}),
+    "lfm2_moe": (
+        "Lfm2MoeConfig",
+        {
+            **COMMON,
+            "num_hidden_layers": 2,
+            "layer_types": ["conv", "full_attention"],
+            "num_experts": 2,
+            "num_experts_per_tok": 1,
+            "moe_intermediate_size": 16,
+            "num_dense_layers": 1,
+        },
+    ),
+}
+
+MAMBA2 = {
+    "mamba_n_heads": 4,
+    "mamba_d_head": 16,
+    "mamba_d_state": 8,
+    "mamba_n_groups": 1,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_chunk_size": 8,
+}
+DELTA = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+MOE = {"num_experts": 0, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
+LONE = {"vocab_size": VOCABULARY, "hidden_size": 32, "state_size": 8, "num_hidden_layers": 2}
+
+# Families with a recurrence beside the convolution.
+HYBRIDS = {
+    "bamba": ("BambaConfig", {**PLAIN, **MAMBA2, "attn_layer_indices": [1]}),
+    "falcon_h1": ("FalconH1Config", {**PLAIN, **MAMBA2, "mamba_d_ssm": 64, "head_dim": 8}),
+    "granitemoehybrid": (
+        "GraniteMoeHybridConfig",
+        {
+            **PLAIN,
+            **MAMBA2,
+            "layer_types": ["mamba", "attention"],
+            "num_local_experts": 0,
+            "shared_intermediate_size": 48,
+        },
+    ),
+    "zamba2": (
+        "Zamba2Config",
+        {
+            **PLAIN,
+            "num_key_value_heads": 4,
+            "layers_block_type": ["mamba", "hybrid"],
+            "hybrid_layer_ids": [1],
+            "n_mamba_heads": 4,
+            "mamba_d_state": 8,
+            "chunk_size": 8,
+            "num_mem_blocks": 1,
+            "use_shared_attention_adapter": False,
+            "attention_head_dim": 16,
+        },
+    ),
+    "nemotron_h": (
+        "NemotronHConfig",
+        {
+            **PLAIN,
+            "layers_block_type": ["mamba", "attention"],
+            "mamba_num_heads": 4,
+            "mamba_head_dim": 16,
+            "ssm_state_size": 8,
+            "n_groups": 1,
+            "chunk_size": 8,
+            "head_dim": 8,
+        },
+    ),
+    "qwen3_next": ("Qwen3NextConfig", {**PLAIN, **DELTA, **MOE, "head_dim": 8}),
+    "qwen3_5": ("Qwen3_5TextConfig", {**PLAIN, **DELTA, "head_dim": 8}),
+    "olmo_hybrid": (
+        "OlmoHybridConfig",
+        {**PLAIN, **DELTA, "pad_token_id": None, "bos_token_id": None, "eos_token_id": None},
+    ),
+    "kimi_linear": (
+        "KimiLinearConfig",
+        {
+            **PLAIN,
+            "pad_token_id": 0,
+            "num_key_value_heads": 4,
+            "layer_types": ["linear_attention", "full_attention"],
+            "mlp_layer_types": ["dense", "dense"],
+            "linear_head_dim": 8,
+            "linear_num_heads": 4,
+            "kv_lora_rank": 8,
+            "q_lora_rank": None,
+            "qk_nope_head_dim": 8,
+            "qk_rope_head_dim": 8,
+            "v_head_dim": 8,
+        },
+    ),
+    "mamba": ("MambaConfig", LONE),
+    "falcon_mamba": ("FalconMambaConfig", LONE),
+    "mamba2": ("Mamba2Config", {**LONE, "num_heads": 4, "head_dim": 16, "n_groups": 1, "chunk_size": 8}),
+    "jamba": (
+        "JambaConfig",
+        {
+            **PLAIN,
+            "attn_layer_period": 2,
+            "attn_layer_offset": 1,
+            "num_experts": 1,
+            "mamba_d_state": 8,
+            "mamba_dt_rank": 4,
+            "pad_token_id": 0,
+        },
+    ),
 }
 
 
 def build(family, dtype=torch.float32, attention="eager"):
     """A model with random weights, the same for every call."""
-    name, arguments = FAMILIES[family]
+    name, arguments = {**FAMILIES, **HYBRIDS}[family]
     torch.manual_seed(0)
     config = getattr(transformers, name)(**arguments)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    model.config._experts_implementation_internal = "eager"  # the grouped product of experts has no float64
     return model.to(dtype)
 
 
@@ -82,21 +196,37 @@ def _run(model, batches, tokens):
 
 @functools.cache
 def references(family, dtype=torch.float32):
-    """Logits and gradients of `samples()` on eager code: in float64, and in the dtype under test."""
-    rows = samples()
-    return tuple(run_apart(build(family, each).train(), rows) for each in (torch.float64, dtype))
+    """Logits and gradients of `samples()` on eager code: in float64, and several times in the dtype under test."""
+    exact, rows = build(family, dtype).to(torch.float64).train(), samples()
+    return run_apart(exact, rows), [run_apart(model, rows) for model in roundings(family, dtype)]
+
+
+def roundings(family, dtype=torch.float32):
+    """The model in ``dtype``, and twice more with each weight moved by one unit in the last place at random.
+
+    A small tensor is a small sample of rounding errors: one eager run may be right by luck. Moved weights are as good
+    as the given ones, as far as that precision can tell, so the worst of these runs says what it is good for.
+    """
+    for seed in range(3):
+        model = build(family, dtype).train()
+        generator = torch.Generator().manual_seed(seed)
+        for parameter in model.parameters() if seed else ():
+            sign = torch.randint(0, 2, parameter.shape, generator=generator) * 2 - 1
+            parameter.data.mul_(1 + torch.finfo(dtype).eps * sign)
+        yield model
 
 
 def assert_as_good_as_eager(got, references):
     """Fails unless logits and gradients ``got`` are as near to float64 as twice eager code of that dtype is."""
     wanted, eager = references
-    assert_near(got[0], wanted[0], eager[0], "logits")
+    assert_near(got[0], wanted[0], [run[0] for run in eager], "logits")
     for name in wanted[1]:
-        assert_near(got[1][name], wanted[1][name], eager[1][name], f"gradient of {name}")
+        assert_near(got[1][name], wanted[1][name], [run[1][name] for run in eager], f"gradient of {name}")
 
 
 def assert_near(got, wanted, eager, what):
-    """Fails unless ``got`` is at most twice as far from ``wanted`` (float64) as ``eager`` is, and one rounding."""
-    allowance = 2 * (eager.double() - wanted).abs().max() + torch.finfo(got.dtype).eps * wanted.abs().max()
-    worst = (got.double() - wanted).abs().max()
-    assert worst <= allowance, f"{what}: off by {worst:.3e}, allowed {allowance:.3e}"
+    """Fails unless ``got`` is at most twice as far from ``wanted`` (float64) as any of ``eager``, and one rounding."""
+    worst = max((run.double() - wanted).abs().max() for run in eager)
+    allowance = 2 * worst + torch.finfo(got.dtype).eps * wanted.abs().max()
+    off = (got.double() - wanted).abs().max()
+    assert off <= allowance, f"{what}: off by {off:.3e}, allowed {allowance:.3e}"

@@ -12,6 +12,7 @@ from .attention_packed import (
 )
 from .causal_conv1d import causal_conv1d_fn, causal_conv1d_update, causal_conv1d_varlen_states
 from .integrity import verify
+from .packages import install_as_packages
 from .repository import back_flash_attention
 from .wiring import disable, enable, report
 
@@ -30,6 +31,7 @@ __all__ = [
     "flash_attn_varlen_kvpacked_func",
     "flash_attn_varlen_qkvpacked_func",
     "flash_attn_with_kvcache",
+    "install_as_packages",
     "isa",
     "layers",
     "report",

@@ -147,10 +147,9 @@ def _in_words(batch: Batch) -> str:
 def _fault(plan: Plan, batch: Batch) -> Optional[str]:
     """Why some layer of the model would mix the samples of this batch, or None."""
     if plan.torch and batch.sign:
-        names = ", ".join(plan.torch)
         return (
-            f"{names} is not in this bundle yet and the torch code transformers runs instead mixes packed samples. "
-            "Pass one sample a row with an attention_mask, or install the package that has it"
+            f"this bundle does not have {', '.join(plan.torch)} yet, and the torch code transformers runs instead "
+            "mixes packed samples. Pass one sample a row with an attention_mask, or install the package that has it"
         )
     for name, keyword in plan.packages:
         if not batch.has(keyword) and batch.sign:

@@ -13,6 +13,7 @@ from torch import nn
 
 from . import boundaries
 from .causal_conv1d import causal_conv1d_fn as _fn
+from .causal_conv1d import causal_conv1d_update as _update
 
 
 class causal_conv1d_fn(nn.Module):
@@ -51,3 +52,35 @@ class causal_conv1d_fn(nn.Module):
             if kwargs.get(name) is not None
         }
         return _fn(hidden_states, weight, bias, seq_idx=seq_idx, activation=activation, **state)
+
+
+class causal_conv1d_update(nn.Module):
+    """One decoding step of the convolution; moves the new columns into ``conv_state`` in place."""
+
+    can_torch_compile = True
+    has_backward = True
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        conv_state: torch.Tensor,
+        weight: torch.Tensor,
+        bias: Optional[torch.Tensor] = None,
+        activation: Optional[str] = None,
+    ):
+        """The last columns of ``causal_conv1d_fn(cat(conv_state, hidden_states))``.
+
+        Args:
+            hidden_states: ``(B, D, 1)`` or ``(B, D, L)``.
+            conv_state: ``(B, D, S)``, S at least W - 1 (transformers keeps W); changed in place, without gradient.
+            weight, bias, activation: as in ``causal_conv1d_fn``.
+
+        Raises:
+            ValueError: what ``causal_conv1d_update`` refuses.
+        """
+        inputs = (hidden_states, weight) if bias is None else (hidden_states, weight, bias)
+        if torch.is_grad_enabled() and any(each.requires_grad for each in inputs):
+            states = torch.cat([conv_state, hidden_states], dim=-1)  # the step's own kernel has no backward
+            conv_state.copy_(states[:, :, -conv_state.shape[2] :].detach())
+            return _fn(states, weight, bias, activation=activation)[:, :, -hidden_states.shape[2] :]
+        return _update(hidden_states, conv_state, weight, bias, activation)
