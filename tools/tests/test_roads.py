@@ -93,6 +93,7 @@ PACKAGE_LEVELS = {
     "_register": 1,
     "layers": 3,
     "functions": 4,
+    "packages": 5,
     "repository": 4,
     "report": 5,
     "wiring": 6,
