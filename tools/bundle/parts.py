@@ -6,6 +6,7 @@ A part that fails does not hide the next one: all run, the table at the end says
 from __future__ import annotations
 
 import os
+import resource
 import shlex
 import subprocess
 import time
@@ -31,10 +32,14 @@ class Part:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a part ended. ``skipped`` is the reason it did not run, None when it did."""
+    """How a part ended. ``skipped`` is the reason it did not run, None when it did.
+
+    ``cpu_seconds`` is what all its processes computed: on a busy machine it tells more than ``seconds``.
+    """
 
     name: str
     seconds: float = 0.0
+    cpu_seconds: float = 0.0
     code: int = 0
     skipped: str | None = None
 
@@ -50,9 +55,15 @@ def run(part: Part) -> Outcome:
     """Run one part; its output goes straight to the terminal."""
     setting = "".join(f"{key}={shlex.quote(value)} " for key, value in part.env.items())
     say(f"\n== {part.name}\n+ {setting}{shlex.join(part.command)}", style="bold")
-    started = time.monotonic()
+    started, computed = time.monotonic(), _children_seconds()
     result = subprocess.run(part.command, cwd=part.cwd, env={**os.environ, **part.env}, check=False)
-    return Outcome(part.name, time.monotonic() - started, result.returncode)
+    return Outcome(part.name, time.monotonic() - started, _children_seconds() - computed, result.returncode)
+
+
+def _children_seconds() -> float:
+    """CPU time of all ended children of this process."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def conclude(what: str, outcomes: Iterable[Outcome]) -> None:
@@ -61,11 +72,14 @@ def conclude(what: str, outcomes: Iterable[Outcome]) -> None:
     table = Table(title=f"{what}: what each part cost", title_justify="left")
     table.add_column("part")
     table.add_column("seconds", justify="right")
+    table.add_column("cpu", justify="right")
     table.add_column("result")
     for row in rows:
         style = "yellow" if row.skipped is not None else "green" if row.code == 0 else "bold red"
-        table.add_row(row.name, "-" if row.skipped is not None else f"{row.seconds:.1f}", row.word, style=style)
-    table.add_row("all", f"{sum(row.seconds for row in rows):.1f}", "", style="bold")
+        cost = ("-", "-") if row.skipped is not None else (f"{row.seconds:.1f}", f"{row.cpu_seconds:.1f}")
+        table.add_row(row.name, *cost, row.word, style=style)
+    total = (sum(row.seconds for row in rows), sum(row.cpu_seconds for row in rows))
+    table.add_row("all", *(f"{value:.1f}" for value in total), "", style="bold")
     console.print()
     console.print(table)
     failed = [row.name for row in rows if row.code != 0]

@@ -1,0 +1,109 @@
+"""Parts are run in order, timed, and none hides another; lint and test are made of the right ones."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import pytest
+
+from bundle import lint, options, parts, testing
+from bundle.errors import SuiteError, ToolchainError, UsageError
+from bundle.parts import Outcome, Part
+
+
+def python(name: str, code: str, tmp_path: Path, **env: str) -> Part:
+    """A part that runs a line of Python."""
+    return Part(name, (sys.executable, "-c", code), tmp_path, env)
+
+
+def arguments(*words: str) -> argparse.Namespace:
+    """The command line of `bundle test`."""
+    parser = argparse.ArgumentParser()
+    testing.add_arguments(parser)
+    return parser.parse_args(words)
+
+
+def test_a_part_runs_in_its_place_with_its_environment(tmp_path: Path) -> None:
+    code = "import os, pathlib; pathlib.Path('seen').write_text(os.environ['WORD'])"
+    outcome = parts.run(python("one", code, tmp_path, WORD="two words"))
+    assert (tmp_path / "seen").read_text() == "two words"
+    assert (outcome.code, outcome.skipped) == (0, None)
+    assert outcome.seconds > 0
+    assert outcome.cpu_seconds > 0
+
+
+def test_all_parts_are_judged_and_the_failed_ones_named(capfd: pytest.CaptureFixture[str]) -> None:
+    outcomes = [Outcome("a", 1.0), Outcome("b", 2.0, code=3), Outcome("c", skipped="no such CPU"), Outcome("d", code=1)]
+    with pytest.raises(SuiteError, match="2 of 4 parts failed: b, d"):
+        parts.conclude("test", outcomes)
+    shown = capfd.readouterr().err
+    for words in ("FAILED (exit code 3)", "skipped: no such CPU", "passed"):
+        assert words in shown
+
+
+def test_success_raises_nothing() -> None:
+    parts.conclude("test", [Outcome("a", 1.0), Outcome("b", skipped="absent")])
+
+
+def test_lint_reads_every_c_file_and_no_python() -> None:
+    files = lint.cxx_files(options.REPOSITORY)
+    assert "torch-ext/torch_binding.cpp" in files
+    assert all(file.endswith((".h", ".cpp", ".cuh", ".cu")) for file in files)
+
+
+def test_lint_outside_a_clone_is_explained(tmp_path: Path) -> None:
+    with pytest.raises(ToolchainError, match="git lists no C"):
+        lint.cxx_files(tmp_path)
+
+
+def test_lint_changes_nothing_unless_told() -> None:
+    checks = {part.name: part.command for part in lint.linters(options.REPOSITORY)}
+    assert "--check" in checks["ruff format"]
+    assert {"--dry-run", "-Werror"} <= set(checks["clang-format"])
+    fixes = {part.name: part.command for part in lint.linters(options.REPOSITORY, fix=True)}
+    assert "--fix" in fixes["ruff"]
+    assert "-i" in fixes["clang-format"]
+
+
+def test_only_the_asked_suites_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[Part] = []
+
+    def record(part: Part) -> Outcome:
+        ran.append(part)
+        return Outcome(part.name)
+
+    monkeypatch.setattr(parts, "run", record)
+    testing.run(arguments("--suite", "driver", "--suite", "e2e", "--", "-k", "name"))
+    assert [part.name for part in ran] == ["driver tests", "end to end"]
+    assert all(part.command[-2:] == ("-k", "name") for part in ran)
+
+
+def test_each_path_up_to_the_widest_is_tested_and_the_rest_skipped(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ran: list[Part] = []
+
+    def record(part: Part) -> Outcome:
+        ran.append(part)
+        return Outcome(part.name)
+
+    monkeypatch.setattr(parts, "run", record)
+    monkeypatch.setattr(testing, "widest_path", lambda local: "avx2")
+    args = arguments("--no-build", "--out", str(tmp_path), "--examples", "7")
+    outcomes = list(testing.bundle_suite(args))
+    assert [part.env["PADFREE_ISA"] for part in ran] == ["generic", "avx2"]
+    assert {part.env["LOCAL_KERNELS"] for part in ran} == {f"padfree/padfree-flash2={tmp_path}"}
+    assert {part.env["PADFREE_EXAMPLES"] for part in ran} == {"7"}
+    assert outcomes[-1].skipped == "the widest path of this build on this machine is avx2"
+
+
+def test_a_failed_build_stops_the_bundle_suite(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "run", lambda part: Outcome(part.name, code=6))
+    assert [outcome.name for outcome in testing.bundle_suite(arguments())] == ["build"]
+
+
+def test_a_path_that_local_kernels_cannot_hold_is_refused() -> None:
+    with pytest.raises(UsageError, match="without a colon"):
+        testing.local_kernels("a/b", Path("/some:where"))
