@@ -12,6 +12,7 @@ from .attention_packed import (
 )
 from .causal_conv1d import causal_conv1d_fn, causal_conv1d_update, causal_conv1d_varlen_states
 from .integrity import verify
+from .masks import register_masked_attention
 from .packages import install_as_packages
 from .repository import back_flash_attention
 from .wiring import disable, enable, report
@@ -34,6 +35,7 @@ __all__ = [
     "install_as_packages",
     "isa",
     "layers",
+    "register_masked_attention",
     "report",
     "verify",
 ]
