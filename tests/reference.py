@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import attention_allowance
 import torch
+from perturbation import SAMPLES, Perturbation, repeated, spread
 from tolerance import FUNCTION_ULPS, gamma, rounded, unit_roundoff
 
 # ---- attention -------------------------------------------------------------------------------------------------------
@@ -314,3 +315,79 @@ def causal_conv1d_update(
         for t in range(x.shape[2] if cache_seqlens is not None else 0):
             state[row, :, (position + t) % length] = x[b, :, t]
     return {"out": (out, allowance), "conv_state": (state.double(), torch.zeros_like(state).double())}
+
+
+# ---- gated delta rule ------------------------------------------------------------------------------------------------
+
+
+def _delta_normalized(x, perturb):
+    return x * perturb((perturb(x * x, x.shape[-1]).sum(-1, keepdim=True) + 1e-6).rsqrt(), FUNCTION_ULPS)
+
+
+# A kernel that works chunk by chunk sums over the channels of a state and over the tokens of a chunk.
+_DELTA_CHUNK = 64
+
+
+def _delta_sequence(q, k, v, g, beta, state, perturb):
+    """(out, state) of a sequence, all (runs, T, H, ...): heads of q and k repeated, q scaled; state (runs, H, K, V)."""
+    terms = k.shape[-1] + _DELTA_CHUNK  # of the sums over keys; gradients also sum over values
+    terms_backward = terms + v.shape[-1]
+    out = []
+    for t in range(q.shape[1]):
+        decay = perturb(g[:, t].exp(), FUNCTION_ULPS + g[:, t].detach().abs())
+        state = perturb(state * (decay[..., None, None] if g.dim() == 3 else decay[..., None]))
+        key, query = k[:, t, :, :, None], q[:, t, :, :, None]
+        seen = perturb(state * key, terms, terms_backward).sum(-2)
+        delta = perturb(beta[:, t, :, None] * perturb(v[:, t] - seen))
+        state = perturb(state + perturb(key * delta[..., None, :], 1, terms_backward))
+        out.append(perturb(state * query, terms, terms_backward).sum(-2))
+    return torch.stack(out, 1) if out else torch.zeros_like(v), state
+
+
+def gated_delta_rule(
+    q, k, v, g, beta, *, initial_state=None, cu_seqlens=None, scale=None, l2norm=False, dout=None, dfinal_state=None
+):  # fmt: skip
+    """What the gated delta rule must return: ``out``, ``final_state`` and, with ``dout``, the gradient of each input.
+
+    Shapes as in ``chunk_gated_delta_rule``; ``g`` (B, T, HV), or (B, T, HV, K) for a gate per channel (KDA).
+    """
+    perturb = Perturbation()
+    inputs = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
+    leaves = {name: repeated(x) for name, x in inputs.items()}
+    ends = None if cu_seqlens is None else cu_seqlens.tolist()
+    count = q.shape[0] if ends is None else len(ends) - 1
+    if initial_state is not None:
+        leaves["initial_state"] = repeated(initial_state)
+    states = leaves.get("initial_state")
+    if states is None:
+        states = torch.zeros(1 + SAMPLES, count, v.shape[2], q.shape[3], v.shape[3], dtype=torch.float64)
+    scaled, keys = (_delta_normalized(leaves[n], perturb) if l2norm else leaves[n] for n in "qk")
+    scaled = perturb(scaled * (q.shape[-1] ** -0.5 if scale is None else scale))
+    group = v.shape[2] // q.shape[2]
+    rows = [x.repeat_interleave(group, 3) for x in (scaled, keys)] + [leaves[n] for n in ("v", "g", "beta")]
+    outs, finals = [], []
+    for i in range(count):
+        of = (slice(None), i) if ends is None else (slice(None), 0, slice(ends[i], ends[i + 1]))
+        out, final = _delta_sequence(*(x[of] for x in rows), states[:, i], perturb)
+        outs.append(out)
+        finals.append(final)
+    out, final_state = _delta_out(outs, ends, leaves["v"]), torch.stack(finals, 1)
+    values = {"out": spread(out, v.dtype, (-2, -1)), "final_state": spread(final_state, torch.float32, (-3, -2, -1))}
+    if dout is not None:
+        target = (out * dout.double()).sum()
+        if dfinal_state is not None:
+            target = target + (final_state * dfinal_state.double()).sum()
+        gradients = torch.autograd.grad(target, list(leaves.values()), allow_unused=True, materialize_grads=True)
+        for name, gradient in zip(leaves, gradients, strict=True):
+            dtype = inputs[name].dtype if name in inputs else torch.float32
+            pooled = {"g": (0, 1, 2), "beta": (0, 1, 2), "initial_state": (-3, -2, -1)}.get(name, (-2, -1))
+            values["d" + name] = spread(gradient, dtype, pooled)
+    return values
+
+
+def _delta_out(outs, ends, v):
+    """Outputs of the sequences side by side; rows past the last boundary hold 0."""
+    if ends is None:
+        return torch.stack(outs, 1)
+    slack = v.new_zeros(v.shape[0], v.shape[2] - ends[-1], *v.shape[3:])
+    return torch.cat([*outs, slack], 1).unsqueeze(1)

@@ -476,3 +476,161 @@ def test_causal_conv1d_varlen_states(padfree, arguments, kind, text):
     with pytest.raises(kind) as error:
         padfree.causal_conv1d_varlen_states(*arguments)
     assert str(error.value) == f"causal_conv1d_varlen_states: {text}"
+
+
+# ---- gated delta rule ------------------------------------------------------------------------------------------------
+
+
+def delta_arguments(**changed):
+    over = (2, 5)
+    tensors = {
+        "q": randn(*over, 2, 8), "k": randn(*over, 2, 8), "v": randn(*over, 4, 6), "g": -randn(*over, 4).abs(),
+        "beta": randn(*over, 4).sigmoid(),
+    }  # fmt: skip
+    return {**tensors, **changed}
+
+
+def packed_delta(*ends, **changed):
+    rows = {n: x[:1] for n, x in delta_arguments().items()}
+    return {**rows, "cu_seqlens": torch.tensor(ends, dtype=torch.int32), **changed}
+
+
+DELTA_ERRORS = [
+    ({"q": 1}, TypeError, "q must be a tensor, got int"),
+    ({"q": randn(2, 5, 2, 8).double()}, TypeError, "q must be float32, bfloat16 or float16, got float64"),
+    ({"k": randn(2, 5, 2, 8).half()}, TypeError, "k must have the dtype of q (float32), got float16"),
+    ({"v": torch.empty(2, 5, 4, 6, device="meta")}, TypeError, "v must be on the device of q (cpu), got meta"),
+    ({"q": randn(5, 2, 8)}, ValueError, "q must have 4 dimensions, got 3"),
+    ({"v": randn(2, 5, 4)}, ValueError, "v must have 4 dimensions, got 3"),
+    ({"k": randn(2, 5, 2, 9)}, ValueError, "k must have the shape of q (2, 5, 2, 8), got (2, 5, 2, 9)"),
+    ({"v": randn(2, 6, 4, 6)}, ValueError, "v must have the batch and rows of q (2, 5), got (2, 6)"),
+    ({"v": randn(2, 5, 5, 6)}, ValueError, "heads of q must divide heads of v (5), got 2"),
+    ({"q": randn(2, 5, 0, 8), "k": randn(2, 5, 0, 8)}, ValueError, "heads of q must divide heads of v (4), got 0"),
+    ({"q": randn(2, 5, 2, 0), "k": randn(2, 5, 2, 0)}, ValueError, "head_dim of q must be at least 1, got 0"),
+    ({"v": randn(2, 5, 4, 0)}, ValueError, "head_dim of v must be at least 1, got 0"),
+    ({"q": randn(2, 5, 2, 257), "k": randn(2, 5, 2, 257)}, NotImplementedError,
+     "head_dim of q must be at most 256 on cpu, got 257"),
+    ({"v": randn(2, 5, 4, 257)}, NotImplementedError, "head_dim of v must be at most 256 on cpu, got 257"),
+    ({"g": None}, TypeError, "g must be a tensor, got NoneType"),
+    ({"g": torch.ones(2, 5, 4).long()}, TypeError, "g must be float32, bfloat16 or float16, got int64"),
+    ({"g": randn(2, 5, 2)}, ValueError, "g must have shape (2, 5, 4), got (2, 5, 2)"),
+    ({"beta": randn(2, 5, 4, 1)}, ValueError, "beta must have shape (2, 5, 4), got (2, 5, 4, 1)"),
+    ({"scale": "1"}, TypeError, "scale must be a number, got str"),
+    ({"scale": 0.0}, ValueError, "scale must not be 0, got 0.0"),
+    ({"scale": float("nan")}, ValueError, "scale must be finite, got nan"),
+    ({"initial_state": randn(2, 4, 6, 8)}, ValueError, "initial_state must have shape (2, 4, 8, 6), got (2, 4, 6, 8)"),
+    ({"initial_state": randn(2, 4, 8, 6), "state_v_first": True}, ValueError,
+     "initial_state must have shape (2, 4, 6, 8), got (2, 4, 8, 6)"),
+    ({"initial_state": 0}, TypeError, "initial_state must be a tensor, got int"),
+    ({"use_qk_l2norm_in_kernel": 1}, TypeError, "use_qk_l2norm_in_kernel must be True or False, got 1"),
+    ({"state_v_first": None}, TypeError, "state_v_first must be True or False, got None"),
+    ({"allow_neg_eigval": True}, ValueError,
+     "allow_neg_eigval must be False where use_beta_sigmoid_in_kernel is False, got True"),
+    ({"use_gate_in_kernel": True}, ValueError, "A_log must be a tensor where use_gate_in_kernel is True, got None"),
+    ({"A_log": randn(4)}, ValueError,
+     "A_log and dt_bias must be None where use_gate_in_kernel is False, got a tensor"),
+    ({"use_gate_in_kernel": True, "A_log": randn(2)}, ValueError, "A_log must have shape (4,), got (2,)"),
+    ({"use_gate_in_kernel": True, "A_log": randn(4), "dt_bias": randn(3)}, ValueError,
+     "dt_bias must have shape (4,), got (3,)"),
+    ({"cu_seqlens": torch.tensor([0, 5])}, ValueError,
+     "q must have size 1 in dimension 0 where cu_seqlens is given, got 2"),
+    (packed_delta(0, 5, cu_seqlens=[0, 5]), TypeError, "cu_seqlens must be a tensor, got list"),
+    (packed_delta(0, 5, cu_seqlens=torch.tensor([0.0, 5.0])), TypeError,
+     "cu_seqlens must be int32 or int64, got float32"),
+    (packed_delta(0, 5, cu_seqlens=torch.tensor([[0, 5]])), ValueError, "cu_seqlens must have 1 dimension, got 2"),
+    (packed_delta(), ValueError, "cu_seqlens must start at 0, got nothing"),
+    (packed_delta(1, 5), ValueError, "cu_seqlens must start at 0, got 1"),
+    (packed_delta(0, 4, 3), ValueError, "cu_seqlens must not decrease, got 3 after 4"),
+    (packed_delta(0, 6), ValueError, "cu_seqlens must end at or below the number of rows (5), got 6"),
+    (packed_delta(0, 2, 5, initial_state=randn(1, 4, 8, 6)), ValueError,
+     "initial_state must have shape (2, 4, 8, 6), got (1, 4, 8, 6)"),
+]  # fmt: skip
+DELTA_IDS = [f"{i}-{text[:30]}" for i, (_, _, text) in enumerate(DELTA_ERRORS)]
+
+
+@pytest.mark.parametrize("function", ["chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"])
+@pytest.mark.parametrize(("changed", "kind", "text"), DELTA_ERRORS, ids=DELTA_IDS)
+def test_gated_delta_rule(padfree, function, changed, kind, text):
+    if function.startswith("fused") and "g" in changed and changed["g"] is None:
+        pytest.skip("means no decay here")
+    with pytest.raises(kind) as error:
+        getattr(padfree, function)(**delta_arguments(**changed))
+    assert str(error.value) == f"{function}: {text}"
+
+
+INPLACE = "initial_state must be float32, contiguous and key-first where inplace_final_state is True, got"
+
+
+@pytest.mark.parametrize(
+    ("changed", "kind", "text"),
+    [
+        ({"gk": randn(2, 5, 4, 8)}, NotImplementedError, "gk must be None, got a tensor"),
+        ({"gv": randn(2, 5, 4, 6)}, NotImplementedError, "gv must be None, got a tensor"),
+        ({"inplace_final_state": 1}, TypeError, "inplace_final_state must be True or False, got 1"),
+        ({"inplace_final_state": True}, ValueError, f"{INPLACE} None"),
+        ({"inplace_final_state": True, "initial_state": randn(2, 4, 8, 6).half()}, ValueError,
+         f"{INPLACE} float16, contiguous"),
+        ({"inplace_final_state": True, "initial_state": randn(2, 4, 6, 8).transpose(2, 3)}, ValueError,
+         f"{INPLACE} float32, strided"),
+        ({"inplace_final_state": True, "initial_state": randn(2, 4, 6, 8), "state_v_first": True}, ValueError,
+         f"{INPLACE} float32, value-first"),
+        ({"inplace_final_state": True, "initial_state": randn(2, 4, 8, 6).requires_grad_()}, ValueError,
+         "inplace_final_state must be False where a gradient is wanted, got True"),
+    ],
+)  # fmt: skip
+def test_fused_recurrent_gated_delta_rule(padfree, changed, kind, text):
+    with pytest.raises(kind) as error:
+        padfree.fused_recurrent_gated_delta_rule(**delta_arguments(**changed))
+    assert str(error.value) == f"fused_recurrent_gated_delta_rule: {text}"
+
+
+DELTA_OP_ERRORS = {
+    "q must be float32, bfloat16 or float16": {"q": randn(2, 5, 2, 8).double()},
+    "k must have the dtype of the first input": {"k": randn(2, 5, 2, 8).half()},
+    "k must have size 8 in dimension 3, got 9": {"k": randn(2, 5, 2, 9)},
+    "v must have size 5 in dimension 1, got 6": {"v": randn(2, 6, 4, 6)},
+    "heads of q must divide heads of v (3), got 2": {"v": randn(2, 5, 3, 6)},
+    "head_dim of v must be 1 to 256, got 257": {"v": randn(2, 5, 4, 257)},
+    "g must be float32": {"g": randn(2, 5, 4).half()},
+    "g must have size 8 in dimension 3, got 7": {"g": randn(2, 5, 4, 7)},
+    "beta must have size 4 in dimension 2, got 3": {"beta": randn(2, 5, 3)},
+    "initial_state must have size 2 in dimension 0, got 1": {"initial_state": randn(1, 4, 8, 6)},
+    "cu_seqlens must be int32": {**packed_delta(0, 5), "cu_seqlens": torch.tensor([0, 5])},
+    "cu_seqlens must start at 0": packed_delta(1, 5),
+    "cu_seqlens must not decrease, got 3 after 4": packed_delta(0, 4, 3),
+    "cu_seqlens must end at or below the number of rows (5), got 6": packed_delta(0, 6),
+    "q must have size 1 in dimension 0 where cu_seqlens is given, got 2": {"cu_seqlens": torch.tensor([0, 5]).int()},
+}
+
+
+@pytest.mark.parametrize(("text", "changed"), DELTA_OP_ERRORS.items(), ids=[t[:40] for t in DELTA_OP_ERRORS])
+def test_gated_delta_rule_op_checks_memory_itself(ops, text, changed):
+    """Callers of the raw ops get the same words instead of a crash."""
+    values = delta_arguments(**{"initial_state": None, "cu_seqlens": None, **changed})
+    for op, flags in ((ops.gated_delta_rule_fwd, (True, True)), (ops.gated_delta_rule_recurrent, ())):
+        with pytest.raises(RuntimeError) as error:
+            op(*values.values(), 1.0, False, *flags)
+        assert f"gated_delta_rule: {text}" in str(error.value)
+
+
+def test_gated_delta_rule_update_checks_its_state(ops):
+    with pytest.raises(RuntimeError) as error:
+        ops.gated_delta_rule_update(
+            **delta_arguments(), state=randn(2, 4, 6, 8).transpose(2, 3), cu_seqlens=None, scale=1.0, l2norm=False
+        )
+    assert "gated_delta_rule: state must be contiguous" in str(error.value)
+
+
+def test_gated_delta_rule_backward_checks_its_own_arguments(ops):
+    values = delta_arguments(initial_state=None, cu_seqlens=None)
+    states = ops.gated_delta_rule_fwd(**values, scale=1.0, l2norm=False, output_final_state=False, save_states=True)[2]
+    good = {**values, "dout": randn(2, 5, 4, 6), "dfinal_state": None, "states": states, "scale": 1.0, "l2norm": False}
+    for text, changed in {
+        "dout must have size 6 in dimension 3, got 7": {"dout": randn(2, 5, 4, 7)},
+        "dout must have the dtype of the first input": {"dout": randn(2, 5, 4, 6).half()},
+        "states must have size 2 in dimension 0, got 1": {"states": states[:1]},
+        "dfinal_state must have size 8 in dimension 2, got 6": {"dfinal_state": randn(2, 4, 6, 8)},
+    }.items():
+        with pytest.raises(RuntimeError) as error:
+            ops.gated_delta_rule_bwd(**{**good, **changed})
+        assert f"gated_delta_rule: {text}" in str(error.value)

@@ -60,6 +60,27 @@ STABLE_TORCH_LIBRARY(TORCH_EXTENSION_NAME, ops) {
   ops.def(
       "causal_conv1d_update(Tensor x, Tensor(a!) conv_state, Tensor weight, Tensor? bias, bool silu, "
       "Tensor? cache_seqlens, Tensor? conv_state_indices) -> Tensor");
+
+  // q, k (B, T, Hk, Dk), v (B, T, Hv, Dv) of one dtype; all else float32: g (B, T, Hv) or, a gate per
+  // channel, (B, T, Hv, Dk), beta (B, T, Hv), states (N, Hv, Dk, Dv). final_state and states are empty unless
+  // asked for; states is what the backward needs, in a layout of its own.
+  ops.def(
+      "gated_delta_rule_fwd(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor? initial_state, "
+      "Tensor? cu_seqlens, float scale, bool l2norm, bool output_final_state, bool save_states) "
+      "-> (Tensor out, Tensor final_state, Tensor states)");
+  // dfinal_state None stands for zero; dinitial_state is empty where there is no initial_state.
+  ops.def(
+      "gated_delta_rule_bwd(Tensor dout, Tensor? dfinal_state, Tensor q, Tensor k, Tensor v, Tensor g, "
+      "Tensor beta, Tensor? initial_state, Tensor? cu_seqlens, Tensor states, float scale, bool l2norm) "
+      "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dg, Tensor dbeta, Tensor dinitial_state)");
+  // Token by token, for decoding; the second form leaves the final state where the initial one was.
+  ops.def(
+      "gated_delta_rule_recurrent(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor? "
+      "initial_state, "
+      "Tensor? cu_seqlens, float scale, bool l2norm) -> (Tensor out, Tensor final_state)");
+  ops.def(
+      "gated_delta_rule_update(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor(a!) state, "
+      "Tensor? cu_seqlens, float scale, bool l2norm) -> Tensor out");
 }
 
 #if defined(CPU_KERNEL)
@@ -74,6 +95,10 @@ STABLE_TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CPU, ops) {
   ops.impl("causal_conv1d_fwd_out", TORCH_BOX(&padfree::causal_conv1d_fwd_out));
   ops.impl("causal_conv1d_bwd", TORCH_BOX(&padfree::causal_conv1d_bwd));
   ops.impl("causal_conv1d_update", TORCH_BOX(&padfree::causal_conv1d_update));
+  ops.impl("gated_delta_rule_fwd", TORCH_BOX(&padfree::gated_delta_rule_fwd));
+  ops.impl("gated_delta_rule_bwd", TORCH_BOX(&padfree::gated_delta_rule_bwd));
+  ops.impl("gated_delta_rule_recurrent", TORCH_BOX(&padfree::gated_delta_rule_recurrent));
+  ops.impl("gated_delta_rule_update", TORCH_BOX(&padfree::gated_delta_rule_update));
 }
 #endif
 

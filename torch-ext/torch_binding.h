@@ -48,4 +48,21 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> causal_conv1d_bwd(Tensor dout, Tensor
 Tensor causal_conv1d_update(Tensor x, Tensor conv_state, Tensor weight, std::optional<Tensor> bias, bool silu,
                             std::optional<Tensor> cache_seqlens, std::optional<Tensor> conv_state_indices);
 
+// kernel-src/gated_delta_rule/cpu/host.cpp
+std::tuple<Tensor, Tensor, Tensor> gated_delta_rule_fwd(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta,
+                                                        std::optional<Tensor> initial_state,
+                                                        std::optional<Tensor> cu_seqlens, double scale,
+                                                        bool l2norm, bool output_final_state,
+                                                        bool save_states);
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> gated_delta_rule_bwd(
+    Tensor dout, std::optional<Tensor> dfinal_state, Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta,
+    std::optional<Tensor> initial_state, std::optional<Tensor> cu_seqlens, Tensor states, double scale,
+    bool l2norm);
+std::tuple<Tensor, Tensor> gated_delta_rule_recurrent(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta,
+                                                      std::optional<Tensor> initial_state,
+                                                      std::optional<Tensor> cu_seqlens, double scale,
+                                                      bool l2norm);
+Tensor gated_delta_rule_update(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor state,
+                               std::optional<Tensor> cu_seqlens, double scale, bool l2norm);
+
 }  // namespace padfree

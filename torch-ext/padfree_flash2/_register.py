@@ -136,3 +136,76 @@ def _conv_backward(ctx, dout):
 torch.library.register_autograd(
     add_op_namespace_prefix("causal_conv1d_fwd"), _conv_backward, setup_context=_conv_setup_context
 )
+
+
+# ---- gated delta rule ------------------------------------------------------------------------------------------------
+
+# kChunk and kStatePad of kernel-src/gated_delta_rule/params.h: they make the shape of the states that forward saves.
+_DELTA_CHUNK, _DELTA_STATE_PAD = 64, 16
+
+
+def _delta_state(q, v, beta, cu_seqlens, wanted=True):
+    sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    return beta.new_empty((sequences if wanted else 0, v.shape[2], q.shape[3], v.shape[3]))
+
+
+@torch.library.register_fake(add_op_namespace_prefix("gated_delta_rule_fwd"))
+def _(q, k, v, g, beta, initial_state, cu_seqlens, scale, l2norm, output_final_state, save_states):
+    batch, rows, heads, width = v.shape
+    if cu_seqlens is None:
+        chunks = batch * ((rows + _DELTA_CHUNK - 1) // _DELTA_CHUNK)
+    else:
+        chunks = rows // _DELTA_CHUNK + cu_seqlens.shape[0] - 1
+    width = (width + _DELTA_STATE_PAD - 1) // _DELTA_STATE_PAD * _DELTA_STATE_PAD
+    states = beta.new_empty((chunks if save_states else 0, heads, q.shape[3], width))
+    return v.new_empty(v.shape), _delta_state(q, v, beta, cu_seqlens, output_final_state), states
+
+
+@torch.library.register_fake(add_op_namespace_prefix("gated_delta_rule_bwd"))
+def _(dout, dfinal_state, q, k, v, g, beta, initial_state, cu_seqlens, states, scale, l2norm):
+    dstate = _delta_state(q, v, beta, cu_seqlens, initial_state is not None)
+    return (*(x.new_empty(x.shape) for x in (q, k, v, g, beta)), dstate)
+
+
+@torch.library.register_fake(add_op_namespace_prefix("gated_delta_rule_recurrent"))
+def _(q, k, v, g, beta, initial_state, cu_seqlens, scale, l2norm):
+    return v.new_empty(v.shape), _delta_state(q, v, beta, cu_seqlens)
+
+
+@torch.library.register_fake(add_op_namespace_prefix("gated_delta_rule_update"))
+def _(q, k, v, g, beta, state, cu_seqlens, scale, l2norm):
+    return v.new_empty(v.shape)
+
+
+def _delta_setup_context(ctx, inputs, output):
+    *tensors, ctx.scale, ctx.l2norm, _, ctx.states_saved = inputs
+    states = output[2]
+    ctx.mark_non_differentiable(states)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*tensors, states)
+
+
+def _delta_backward(ctx, dout, dfinal_state, dstates):
+    *inputs, states = ctx.saved_tensors
+    if not ctx.states_saved:
+        states = ops.gated_delta_rule_fwd(*inputs, ctx.scale, ctx.l2norm, False, True)[2]
+    v, initial_state = inputs[2], inputs[5]
+    dout = torch.zeros_like(v) if dout is None else dout
+    if dfinal_state is not None and dfinal_state.shape[0] == 0:
+        dfinal_state = None
+    *gradients, dinitial_state = ops.gated_delta_rule_bwd(dout, dfinal_state, *inputs, states, ctx.scale, ctx.l2norm)
+    return (*gradients, None if initial_state is None else dinitial_state, None, None, None, None, None)
+
+
+torch.library.register_autograd(
+    add_op_namespace_prefix("gated_delta_rule_fwd"), _delta_backward, setup_context=_delta_setup_context
+)
+
+
+def _delta_double_backward(ctx, *gradients):
+    raise NotImplementedError(
+        "gated_delta_rule: a gradient must not be differentiated again (no second derivative is built)"
+    )
+
+
+torch.library.register_autograd(add_op_namespace_prefix("gated_delta_rule_bwd"), _delta_double_backward)
