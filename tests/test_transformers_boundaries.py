@@ -149,6 +149,19 @@ def test_an_error_in_a_layer_leaves_no_state_behind(wired):
     assert other(input_ids=torch.arange(6)[None]).logits.isfinite().all()
 
 
+def test_another_attention_chosen_later_is_judged_by_its_own_rule(wired):
+    model, batch = wired("llama"), pack(samples())
+    model.set_attn_implementation("sdpa")
+    assert model(**batch).logits.isfinite().all()
+    for change in (
+        {"use_cache": True},
+        {"position_ids": None},
+        {"attention_mask": torch.ones_like(batch["input_ids"])},
+    ):
+        with pytest.raises(ValueError, match="attention is not a flash kernel here"):
+            model(**{**batch, **change})
+
+
 def test_switched_off(wired):
     batch = _without(pack(samples()), "seq_idx", *KEYWORDS)
     assert wired("lfm2", check_boundaries=False)(**batch).logits.isfinite().all()

@@ -32,6 +32,18 @@ FAMILIES = {
     "qwen3": ("Qwen3Config", {**PLAIN, "head_dim": 8}),
     "mistral": ("MistralConfig", {**PLAIN, "sliding_window": 4}),
     "gemma2": ("Gemma2Config", {**PLAIN, "head_dim": 8, "sliding_window": 4, "attn_logit_softcapping": 2.0}),
+    "gpt_oss": (  # attention sinks
+        "GptOssConfig",
+        {
+            **PLAIN,
+            "head_dim": 8,
+            "sliding_window": 4,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "num_local_experts": 2,
+            "num_experts_per_tok": 1,
+            "pad_token_id": 0,
+        },
+    ),
     "lfm2": ("Lfm2Config", {**COMMON, "num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]}),
     "lfm2_moe": (
         "Lfm2MoeConfig",

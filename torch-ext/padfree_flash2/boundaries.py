@@ -80,7 +80,8 @@ class Plan:
     Attributes:
         model: class name, for messages.
         parameters: names of the forward's parameters, to name positional arguments.
-        attention: ``"padfree"``, ``"masks"`` (sdpa, eager: isolate only by position_ids without a cache) or None.
+        attention: whether the model has attention layers.
+        attention_id: the name under which attention is this bundle's; under another one transformers makes masks.
         sequence: names of the wired functions that read ``seq_idx`` or ``cu_seq_lens_q``.
         packages: names of functions another kernel or package serves, with the keyword they read.
         torch: names of functions that run transformers' torch code, which cannot keep samples apart.
@@ -91,7 +92,8 @@ class Plan:
     def __init__(self, model: str, parameters: Sequence[str]):
         self.model = model
         self.parameters = tuple(parameters)
-        self.attention: Optional[str] = None
+        self.attention = False
+        self.attention_id: Optional[str] = None
         self.sequence: list[str] = []
         self.packages: list[tuple[str, str]] = []
         self.torch: list[str] = []
@@ -116,8 +118,9 @@ def enter(plan: Plan, module, args: tuple, kwargs: dict) -> None:
     _stack().append((plan, batch))
     if batch is not None:
         plan.last_seen = _in_words(batch)
-        fault = _fault(plan, batch)
-        if fault is not None:
+        ours = plan.attention_id is not None and module.config._attn_implementation == plan.attention_id
+        fault = _function_fault(plan, batch) or (plan.attention and (_flash_fault if ours else _mask_fault)(batch))
+        if fault:
             raise ValueError(f"{plan.model}: {batch.sign}, but {fault}")
 
 
@@ -144,8 +147,8 @@ def _in_words(batch: Batch) -> str:
     return f"tokens {batch.size}" + "".join(f", {word}" for word in words)
 
 
-def _fault(plan: Plan, batch: Batch) -> Optional[str]:
-    """Why some layer of the model would mix the samples of this batch, or None."""
+def _function_fault(plan: Plan, batch: Batch) -> Optional[str]:
+    """Why some convolution or recurrence of the model would mix the samples of this batch, or None."""
     if plan.torch and batch.sign:
         return (
             f"this bundle does not have {', '.join(plan.torch)} yet, and the torch code transformers runs instead "
@@ -159,19 +162,21 @@ def _fault(plan: Plan, batch: Batch) -> Optional[str]:
             f"{plan.sequence[0]} gets neither seq_idx nor cu_seq_lens_q and would mix the samples. "
             f"Collate with {_COLLATOR}"
         )
-    if plan.attention == "padfree":
-        return _attention_fault(batch)
-    masked = batch.has("attention_mask") or batch.cached or not batch.positions_restart
-    if plan.attention == "masks" and batch.sign and masked:
+    return None
+
+
+def _mask_fault(batch: Batch) -> Optional[str]:
+    """As `_function_fault`, for attention under masks that transformers makes (sdpa, eager)."""
+    if batch.sign and (batch.has("attention_mask") or batch.cached or not batch.positions_restart):
         return (
-            "attention is not wired here, and the masks transformers makes follow position_ids only without an "
-            "attention_mask and with use_cache=False"
+            "attention is not a flash kernel here, and the masks transformers makes follow position_ids only without "
+            "an attention_mask and with use_cache=False"
         )
     return None
 
 
-def _attention_fault(batch: Batch) -> Optional[str]:
-    """As `_fault`, for flash attention: a padding mask comes before keywords, keywords before positions of one row."""
+def _flash_fault(batch: Batch) -> Optional[str]:
+    """As `_function_fault`, for flash attention: a padding mask counts before keywords, these before positions."""
     if batch.has("attention_mask") and batch.mask is not None:
         if batch.sign:
             return "attention drops sample boundaries next to a 0 in attention_mask. Leave attention_mask away"

@@ -17,22 +17,26 @@ _PACKAGE = __name__.rpartition(".")[0]
 
 # transformers' names for the flash-attention packages, and the repository a model is sent to that accepts no other.
 _BACKED = ("flash_attention_2", "flash_attention_3")
-_COMPATIBLE = "kernels-community/vllm-flash-attn3"
+COMPATIBLE = "kernels-community/vllm-flash-attn3"
 
 _claims: dict[str, int] = {}
 _backed: dict[str, str] = {}
 
 
-def attention_id() -> str:
+def attention_id(model=None) -> str:
     """The id under which transformers shall know this bundle's attention.
 
     The one it was fetched by; `DEFAULT_ID` for a local folder, or where the name lacks what transformers reads out of a
     flash kernel's name (``flash`` and then ``2`` or ``3``: without them a static cache gives wrong logits). A second
-    copy of the bundle, which finds the id taken by another folder, goes by its unique module name.
+    copy of the bundle, which finds the id taken by another folder, goes by its unique module name. A model that
+    transformers would send to `COMPATIBLE` from any other flash kernel takes that name.
     """
     from transformers.utils.generic import is_flash_attention_requested
 
+    accepted = getattr(model, "_compatible_flash_implementations", None) or ()
     repo_id = integrity.origin().repo_id or DEFAULT_ID
+    if COMPATIBLE in accepted and repo_id not in accepted:
+        return COMPATIBLE
     if not is_flash_attention_requested(requested_attention_implementation=repo_id, version=[2, 3]):
         repo_id = DEFAULT_ID
     if repo_id in _entries() and not _is_this_bundle(repo_id):
@@ -117,7 +121,7 @@ def back_flash_attention(active: bool = True) -> None:
         if _backed:
             table.update((name, _backed.pop(name)) for name in _BACKED)
             release(_backed.pop("id"))
-            release(_COMPATIBLE)
+            release(COMPATIBLE)
             flash._loaded_implementation = None  # the next use looks the name up again
         return
     if is_flash_attn_2_available() or is_flash_attn_3_available():
@@ -128,7 +132,7 @@ def back_flash_attention(active: bool = True) -> None:
     if not _backed:
         repo_id = attention_id()
         claim(repo_id)
-        claim(_COMPATIBLE)
+        claim(COMPATIBLE)
         _backed.update({name: table[name] for name in _BACKED}, id=repo_id)
         table.update(dict.fromkeys(_BACKED, repo_id))
         flash._loaded_implementation = None

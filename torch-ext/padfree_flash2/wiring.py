@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import sys
 import warnings
 import weakref
 from typing import Optional
@@ -87,6 +88,7 @@ def disable(model) -> None:
         config._attn_implementation_internal = name
     if wired.attention_id is not None:
         repository.release(wired.attention_id)
+        sys.modules["transformers.modeling_flash_attention_utils"]._loaded_implementation = None  # else the name stays
 
 
 def report(model) -> Report:
@@ -133,12 +135,12 @@ def _wire_attention(model, wired: Wired) -> None:
 
     if not has_attention(model):
         return
-    wired.plan.attention = "masks"
+    wired.plan.attention = True
     reason = _obstacle(model)
     if reason is not None:
         wired.not_wired["attention"] = reason
         return
-    name = repository.attention_id()
+    name = repository.attention_id(model)
     repository.claim(name)
     wired.attention_id = name
     wired.attention_before = [(config, config._attn_implementation_internal) for config in _configs(model.config)]
@@ -150,7 +152,7 @@ def _wire_attention(model, wired: Wired) -> None:
     if model.config._attn_implementation != name:
         raise RuntimeError(f"enable: attention must be {name} now, got {model.config._attn_implementation}")
     ALL_ATTENTION_FUNCTIONS.register(name, _attention_interface())
-    wired.plan.attention = "padfree"
+    wired.plan.attention_id = name
     for module in model.modules():
         if isinstance(module, PreTrainedModel) and module.config._attn_implementation != name:
             wired.not_wired[f"attention of {type(module).__name__}"] = f"stayed {module.config._attn_implementation}"
@@ -163,8 +165,8 @@ def _obstacle(model) -> Optional[str]:
     if not model._can_set_attn_implementation():
         return f"{type(model).__name__} does not use transformers' attention interface"
     accepted = getattr(model, "_compatible_flash_implementations", None)
-    if accepted and repository.attention_id() not in accepted:
-        return f"transformers lets it use only {', '.join(accepted)}: see back_flash_attention()"
+    if accepted and repository.attention_id(model) not in accepted:
+        return f"transformers lets it use only {', '.join(accepted)}"
     return None
 
 
