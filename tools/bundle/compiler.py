@@ -21,7 +21,9 @@ from bundle import process
 from bundle.errors import ToolchainError
 
 MINIMUM = {"g++": (11, 0), "clang++": (14, 0)}
-"""The first versions whose C++20 the torch headers and the kernels compile with."""
+"""The first versions whose C++20 is enough. Built, and passed every check, with gcc 11.3, 12.2, 13.3, 14.2, 15.3 and
+clang 19.1 (13: the test project with every library call the quirks cure; the others: the kernels).
+"""
 
 _PACKAGES = "apt-get install g++ (Debian, Ubuntu) or dnf install gcc-c++ (Fedora)"
 
