@@ -22,10 +22,8 @@ namespace {
 struct BackwardSpace {
   float *keys_t, *keys, *values_t;  // packed key block: K^T, K, V^T
   float *dk, *dv;                   // [block_k][ld]
-  float *q, *dout;                  // [block_q][ld] rows; q scaled for the scores
-  float *q_panels, *dout_panels;    // the same as packed operands, unscaled
+  float *q, *dout;                  // packed query block, q scaled for the scores: both A and B of products
   float *p, *ds;                    // one tile each
-  float *lse, *delta;               // [block_q]; lse in base 2
   int ld_d, ld_v, ld_tile;
 };
 
@@ -42,12 +40,8 @@ inline BackwardSpace backward_space(const Params& p, Arena& arena) {
   w.dv = arena.take(keys * w.ld_v);
   w.q = arena.take(rows * w.ld_d);
   w.dout = arena.take(rows * w.ld_v);
-  w.q_panels = arena.take(rows * w.ld_d);
-  w.dout_panels = arena.take(rows * w.ld_v);
   w.p = arena.take(rows * w.ld_tile);
   w.ds = arena.take(rows * w.ld_tile);
-  w.lse = arena.take(rows);
-  w.delta = arena.take(rows);
   return w;
 }
 
@@ -171,11 +165,12 @@ inline void add_transposed(const TileMask& mask, int m, int n, const float* a, i
                            : gemm_tile_skipping_zeros<Update::kAdd, Layout::kTransposed>;
   RowRange rows[(kMaxBlockK + kGemmRows - 1) / kGemmRows];
   for (int j = 0, g = 0; j < n; j += kGemmRows, ++g) rows[g] = rows_seeing(mask, m, j, j + kGemmRows);
-  for (int d = 0; d < ldc; d += kPanel, b += m * kPanel) {
-    for (int j = 0, g = 0; j < n; j += kGemmRows, ++g) {
-      if (rows[g].begin == rows[g].end) continue;
+  for (int j = 0, g = 0; j < n; j += kGemmRows, ++g) {
+    if (rows[g].begin == rows[g].end) continue;
+    for (int d = 0; d < ldc; d += kPanel) {
       tile(n - j < kGemmRows ? n - j : kGemmRows, rows[g].end - rows[g].begin, a + rows[g].begin * lda + j,
-           lda, b + rows[g].begin * kPanel, c + static_cast<int64_t>(j) * ldc + d, ldc, nullptr);
+           lda, b + static_cast<int64_t>(d) * m + rows[g].begin * kPanel,
+           c + static_cast<int64_t>(j) * ldc + d, ldc, nullptr);
     }
   }
 }
@@ -212,6 +207,16 @@ inline void add_dq(const Params& p, const Sequence& s, const Task& task, const B
   __atomic_store_n(turn, static_cast<int32_t>(task.begin - blocks.begin + 1), __ATOMIC_RELEASE);
 }
 
+// Asks for the query block after this one while this one is computed.
+inline void prefetch_query_rows(const Params& p, const Sequence& s, int kv_head, int64_t row) {
+  const int m = static_cast<int>(min64(p.block_q, s.seqlen_q * p.group - row));
+  void* pointers[kMaxBlockQ];
+  query_rows(p, p.q, s, kv_head, row, m, pointers);
+  prefetch_rows(p.dtype, pointers, m, p.head_dim);
+  query_rows(p, p.dout, s, kv_head, row, m, pointers);
+  prefetch_rows(p.dtype, pointers, m, p.head_dim_v);
+}
+
 // Query rows [row, row + m) against the packed key block [key, key + n).
 inline void backward_tile(const Params& p, const Sequence& s, const Task& task, const BackwardSpace& w,
                           int64_t row, int m, int64_t key, int n, bool finite_keys, KeyRange blocks) {
@@ -223,22 +228,21 @@ inline void backward_tile(const Params& p, const Sequence& s, const Task& task, 
   }
   void* pointers[kMaxBlockQ];
   query_rows(p, p.q, s, task.kv_head, row, m, pointers);
-  convert_rows(p.dtype, pointers, m, p.head_dim, query_scale(p), w.q, w.ld_d);
-  const bool finite_q = pack_panels(p.dtype, pointers, m, m, p.head_dim, w.q_panels);
+  const bool finite_q = pack_panels(p.dtype, pointers, m, m, p.head_dim, query_scale(p), w.q);
   query_rows(p, p.dout, s, task.kv_head, row, m, pointers);
-  convert_rows(p.dtype, pointers, m, p.head_dim_v, 1.0f, w.dout, w.ld_v);
-  const bool finite_dout = pack_panels(p.dtype, pointers, m, m, p.head_dim_v, w.dout_panels);
+  const bool finite_dout = pack_panels(p.dtype, pointers, m, m, p.head_dim_v, 1.0f, w.dout);
+  prefetch_query_rows(p, s, task.kv_head, row + m);
 
   for (int j = 0; j < round_up(n, kPanel); j += kPanel) {
     for (int i = 0, g = 0; i < m; i += kGemmRows, ++g) {
       if (j < mask.panel_begin[g] || j >= mask.panel_end[g]) continue;
       const int rows = m - i < kGemmRows ? m - i : kGemmRows;
-      gemm_tile<Update::kOverwrite, Layout::kRows>(rows, p.head_dim, w.q + i * w.ld_d, w.ld_d,
-                                                   w.keys_t + static_cast<int64_t>(j) * p.head_dim,
-                                                   w.p + i * w.ld_tile + j, w.ld_tile);
-      gemm_tile<Update::kOverwrite, Layout::kRows>(rows, p.head_dim_v, w.dout + i * w.ld_v, w.ld_v,
-                                                   w.values_t + static_cast<int64_t>(j) * p.head_dim_v,
-                                                   w.ds + i * w.ld_tile + j, w.ld_tile);
+      gemm_tile<Update::kOverwrite, Layout::kPanels>(rows, p.head_dim, w.q + i * kPanel, m * kPanel,
+                                                     w.keys_t + static_cast<int64_t>(j) * p.head_dim,
+                                                     w.p + i * w.ld_tile + j, w.ld_tile);
+      gemm_tile<Update::kOverwrite, Layout::kPanels>(rows, p.head_dim_v, w.dout + i * kPanel, m * kPanel,
+                                                     w.values_t + static_cast<int64_t>(j) * p.head_dim_v,
+                                                     w.ds + i * w.ld_tile + j, w.ld_tile);
     }
   }
   const float* delta = p.delta + task.kv_head * p.virtual_rows + s.first_row + row;
@@ -255,8 +259,8 @@ inline void backward_tile(const Params& p, const Sequence& s, const Task& task, 
     gradient_row(p, weights, gradients, nullptr, mask.panel_begin[g], mask.panel_end[g], mask.begin[i],
                  mask.end[i], round_up(n, kPanel), lse, delta[i]);
   }
-  add_transposed(mask, m, n, w.p, w.ld_tile, w.dout_panels, w.dv, w.ld_v, finite_dout);
-  add_transposed(mask, m, n, w.ds, w.ld_tile, w.q_panels, w.dk, w.ld_d, finite_q);
+  add_transposed(mask, m, n, w.p, w.ld_tile, w.dout, w.dv, w.ld_v, finite_dout);
+  add_transposed(mask, m, n, w.ds, w.ld_tile, w.q, w.dk, w.ld_d, finite_q);
   add_dq(p, s, task, w, mask, row, m, n, finite_keys, blocks);
 }
 
@@ -269,7 +273,7 @@ inline void backward(const Params& p, const Task& task, float* workspace) {
   void* pointers[kMaxBlockK];
   key_rows(p, p.k, s, task.kv_head, key, n, pointers);
   pack_transposed(p.dtype, pointers, n, p.head_dim, w.keys_t);
-  const bool finite_keys = pack_panels(p.dtype, pointers, n, round_up(n, kPanel), p.head_dim, w.keys);
+  const bool finite_keys = pack_panels(p.dtype, pointers, n, round_up(n, kPanel), p.head_dim, 1.0f, w.keys);
   key_rows(p, p.v, s, task.kv_head, key, n, pointers);
   pack_transposed(p.dtype, pointers, n, p.head_dim_v, w.values_t);
   for (int64_t i = 0; i < static_cast<int64_t>(n) * w.ld_d; ++i) w.dk[i] = 0.0f;
@@ -283,9 +287,9 @@ inline void backward(const Params& p, const Task& task, float* workspace) {
     backward_tile(p, s, task, w, row, m, key, n, finite_keys, blocks);
   }
 
-  const float one = 1.0f;
+  const float one = 1.0f, query_factor = rescale_of_scaled_query(p);
   key_rows(p, p.dk, s, task.kv_head, key, n, pointers);
-  store_rows(p.dtype, pointers, n, p.head_dim, w.dk, w.ld_d, &p.scale, 0);
+  store_rows(p.dtype, pointers, n, p.head_dim, w.dk, w.ld_d, &query_factor, 0);
   key_rows(p, p.dv, s, task.kv_head, key, n, pointers);
   store_rows(p.dtype, pointers, n, p.head_dim_v, w.dv, w.ld_v, &one, 0);
 }

@@ -62,11 +62,12 @@ inline float softmax_row(float* s, int panel_begin, int panel_end, int begin, in
     return 1.0f;
   }
   float factor[Vec::kLanes];
-  store(factor, exp2(splat(max - new_max)));
+  store(factor, exp2_nonpositive(splat(max - new_max)));
   const Vec shift = splat(new_max);
   Vec sum0 = zero(), sum1 = zero();
   for (int j = panel_begin; j < panel_end; j += kPanel) {
-    const Vec p0 = exp2(load(s + j) - shift), p1 = exp2(load(s + j + Vec::kLanes) - shift);
+    const Vec p0 = exp2_nonpositive(load(s + j) - shift);
+    const Vec p1 = exp2_nonpositive(load(s + j + Vec::kLanes) - shift);
     store(s + j, p0);
     store(s + j + Vec::kLanes, p1);
     sum0 = sum0 + p0;
@@ -197,7 +198,7 @@ inline void forward(const Params& p, const Task& task, float* workspace) {
         key_rows(p, p.k, s, task.kv_head, key, n, pointers);
         pack_transposed(p.dtype, pointers, n, p.head_dim, w.keys);
         key_rows(p, p.v, s, task.kv_head, key, n, pointers);
-        finite = pack_panels(p.dtype, pointers, n, round_up(n, kPanel), p.head_dim_v, w.values);
+        finite = pack_panels(p.dtype, pointers, n, round_up(n, kPanel), p.head_dim_v, 1.0f, w.values);
         packed = true;
       }
       forward_tile(p, s, w, task.kv_head, task.begin + i, i, m, key, n, mask, finite);

@@ -84,7 +84,7 @@ std::tuple<Tensor, Tensor> forward_op(Tensor q, Tensor k, Tensor v, const Option
   params.out = view_of(out);
   params.lse = stats_of(lse);
   params.sequences = sequences.data();
-  choose_forward_blocks(params);
+  choose_blocks(params);
   const Kernels& kernels = current_kernels();
   const std::vector<Task> tasks = forward_tasks(params, sequences, num_threads());
   const Tensor workspace =
@@ -148,7 +148,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward_op(Tensor dout, std:
   params.dv = view_of(dv);
   params.lse = stats_of(lse);
   if (dlse.has_value()) params.dlse = stats_of(*dlse);
-  choose_backward_blocks(params);
+  choose_blocks(params);
   const Kernels& kernels = current_kernels();
   const std::vector<Task> prepare = prepare_backward_tasks(params, sequences);
   const std::vector<Task> tasks = backward_tasks(params, sequences);

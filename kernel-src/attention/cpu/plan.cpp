@@ -7,10 +7,11 @@
 namespace padfree::attention {
 namespace {
 
-// Bounds of the virtual rows of one forward task. Fewer make packing K and V show (about 8 % at 96); more do
-// not help and cost workspace.
+// Virtual rows of one forward task. The fewer, the more packing K and V shows (8 % of the time at 96 rows, 4
+// % at 768); the more, the larger the state that streams past each key block: up to a few MB of L3 it costs
+// nothing.
 constexpr int64_t kMinTaskRows = 192;
-constexpr int64_t kMaxTaskRows = 768;
+constexpr int64_t kMaxTaskState = 1 << 20;  // floats of queries and sums
 constexpr int64_t kTasksPerThread = 4;
 
 // Query-key pairs of virtual rows [begin, end): exact for whole masks, a trapezium for diagonal ones.
@@ -25,6 +26,10 @@ void longest_first(std::vector<Task>& tasks) {
 
 int64_t div_up(int64_t a, int64_t b) {
   return (a + b - 1) / b;
+}
+
+int64_t round_up(int64_t n, int64_t multiple) {
+  return div_up(n, multiple) * multiple;
 }
 
 }  // namespace
@@ -79,29 +84,27 @@ void use_part(std::vector<Sequence>& sequences, int64_t count, const int32_t* us
   }
 }
 
-void choose_forward_blocks(Params& params) {
+void choose_blocks(Params& params) {
   const int widest = std::max(params.head_dim, params.head_dim_v);
   params.block_q = 96;
   params.block_k = widest <= 128 ? 256 : widest <= 256 ? 128 : 64;
 }
 
-void choose_backward_blocks(Params& params) {
-  const int widest = std::max(params.head_dim, params.head_dim_v);
-  params.block_q = 96;
-  params.block_k = widest <= 64 ? 256 : widest <= 256 ? 128 : 64;
-}
-
 std::vector<Task> forward_tasks(Params& params, const std::vector<Sequence>& sequences, int threads) {
   int64_t rows = 0;
   for (const Sequence& s : sequences) rows += s.seqlen_q * params.group * params.heads_kv;
-  const int64_t wanted = std::clamp(rows / (threads * kTasksPerThread), kMinTaskRows, kMaxTaskRows);
-  params.task_rows = static_cast<int>(div_up(wanted, params.block_q) * params.block_q);
+  const int64_t most = std::max(kMinTaskRows, kMaxTaskState / (params.head_dim + params.head_dim_v));
+  const int64_t fair = threads == 1 ? most : rows / (threads * kTasksPerThread);
+  params.task_rows = static_cast<int>(round_up(std::clamp(fair, kMinTaskRows, most), params.block_q));
   std::vector<Task> tasks;
   for (size_t i = 0; i < sequences.size(); ++i) {
     const int64_t count = sequences[i].seqlen_q * params.group;
     for (int head = 0; head < params.heads_kv; ++head) {
-      for (int64_t begin = 0; begin < count; begin += params.task_rows) {
-        const int64_t end = std::min<int64_t>(count, begin + params.task_rows);
+      // Equal pieces: a short last one would pack as much as a long one.
+      const int64_t pieces = div_up(count, params.task_rows);
+      const int64_t piece = pieces == 0 ? 1 : round_up(div_up(count, pieces), params.block_q);
+      for (int64_t begin = 0; begin < count; begin += piece) {
+        const int64_t end = std::min(count, begin + piece);
         tasks.push_back({static_cast<int32_t>(i), head, begin, end, pairs(params, sequences[i], begin, end)});
       }
     }

@@ -19,8 +19,7 @@ std::vector<Sequence> packed_sequences(const int32_t* cu_seqlens_q, const int32_
 void use_part(std::vector<Sequence>& sequences, int64_t count, const int32_t* used_q, const int32_t* used_k);
 
 // Tile sizes for a head dim. They decide the bits of a result, so nothing else may enter.
-void choose_forward_blocks(Params& params);
-void choose_backward_blocks(Params& params);
+void choose_blocks(Params& params);
 
 // Tasks, longest first; also sets params.task_rows.
 std::vector<Task> forward_tasks(Params& params, const std::vector<Sequence>& sequences, int threads);

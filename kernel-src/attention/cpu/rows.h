@@ -50,8 +50,10 @@ struct TileMask {
 // Rows [row, row + m) against keys [key, key + n).
 inline void tile_mask(const Params& p, const Sequence& s, int64_t row, int m, int64_t key, int n,
                       TileMask& mask) {
+  const bool whole = visible_keys(p, s, (row + m - 1) / p.group).begin <= key &&
+                     visible_keys(p, s, row / p.group).end >= key + n;
   for (int i = 0; i < m; ++i) {
-    const KeyRange range = visible_keys(p, s, (row + i) / p.group);
+    const KeyRange range = whole ? KeyRange{key, key + n} : visible_keys(p, s, (row + i) / p.group);
     mask.begin[i] = static_cast<int>(min64(n, max64(0, range.begin - key)));
     mask.end[i] = static_cast<int>(max64(mask.begin[i], min64(n, range.end - key)));
   }

@@ -16,6 +16,11 @@ inline float query_scale(const Params& p) {
   return p.softcap == 0.0f ? p.scale * kLog2E : p.scale / p.softcap;
 }
 
+// scale / query_scale: what turns a sum over the scaled Q into one over scale * Q.
+inline float rescale_of_scaled_query(const Params& p) {
+  return p.softcap == 0.0f ? kLn2 : p.softcap;
+}
+
 // Columns [0, n), n a multiple of kPanel, in place.
 [[gnu::noinline]] inline void softcap_row(float* s, int n, const Params& p) {
   const Vec cap = splat(p.softcap * kLog2E);

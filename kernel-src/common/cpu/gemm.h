@@ -27,8 +27,11 @@ enum class Update {
   kScaleAdd,   // C = scale[row] * C + A B
 };
 
-// How A lies in memory: row i, depth k at a[i * ld + k], or (transposed) at a[k * ld + i].
-enum class Layout { kRows, kTransposed };
+// How A lies in memory: row i, depth k at
+//   kRows        a[i * ld + k]
+//   kTransposed  a[k * ld + i]
+//   kPanels      a[k / kPanel * ld + i * kPanel + k % kPanel]: what pack_panels writes, ld apart
+enum class Layout { kRows, kTransposed, kPanels };
 
 template <int kRows, Update kUpdate, Layout kLayout>
 [[gnu::noinline]] void micro_kernel(int depth, const float* __restrict a, int lda, const float* __restrict b,
@@ -48,19 +51,24 @@ template <int kRows, Update kUpdate, Layout kLayout>
       acc[i][1] = acc[i][1] * factor;
     }
   }
-  const int row_step = kLayout == Layout::kRows ? lda : 1;
-  const int depth_step = kLayout == Layout::kRows ? 1 : lda;
+  const int row_step = kLayout == Layout::kRows ? lda : kLayout == Layout::kPanels ? kPanel : 1;
+  const int depth_step = kLayout == Layout::kTransposed ? lda : 1;
+  const int run = kLayout == Layout::kPanels ? kPanel : depth;  // depths before A jumps to its next panel
+  for (int left = depth; left > 0; left -= run) {
+    const int steps = left < run ? left : run;
 #pragma GCC unroll 4
-  for (int k = 0; k < depth; ++k) {
-    const Vec b0 = load(b), b1 = load(b + Vec::kLanes);
-    b += kPanel;
+    for (int k = 0; k < steps; ++k) {
+      const Vec b0 = load(b), b1 = load(b + Vec::kLanes);
+      b += kPanel;
 #pragma GCC unroll 12
-    for (int i = 0; i < kRows; ++i) {
-      const Vec x = splat(a[i * row_step]);
-      acc[i][0] = fma(x, b0, acc[i][0]);
-      acc[i][1] = fma(x, b1, acc[i][1]);
+      for (int i = 0; i < kRows; ++i) {
+        const Vec x = splat(a[i * row_step]);
+        acc[i][0] = fma(x, b0, acc[i][0]);
+        acc[i][1] = fma(x, b1, acc[i][1]);
+      }
+      a += depth_step;
     }
-    a += depth_step;
+    if constexpr (kLayout == Layout::kPanels) a += lda - kPanel;
   }
 #pragma GCC unroll 12
   for (int i = 0; i < kRows; ++i) {

@@ -6,20 +6,31 @@ namespace {
 
 constexpr float kLog2E = 1.44269504088896340736f;
 
-// 2^x, relative error below 2e-7 (minimax of degree 5 on [-1/2, 1/2] with 2^0 exact, evaluated in float32).
-// x < -126 gives exactly 0 (-inf included), x >= 128 gives +inf, NaN stays NaN.
-inline Vec exp2(Vec x) {
-  const Mask vanishes = less(x, splat(-126.0f));
-  const Vec clamped = min(splat(128.0f), max(splat(-126.0f), x));
-  const Vec n = round_nearest(clamped);
-  const Vec f = clamped - n;
+// 2^f for |f| <= 1/2, relative error below 2e-7 (minimax of degree 5 with 2^0 exact, evaluated in float32).
+inline Vec exp2_fraction(Vec f) {
   Vec p = splat(0.001326472614891827f);
   p = fma(p, f, splat(0.009671512991189957f));
   p = fma(p, f, splat(0.05550733581185341f));
   p = fma(p, f, splat(0.24022242426872253f));
   p = fma(p, f, splat(0.6931470036506653f));
-  p = fma(p, f, splat(1.0f));
-  return select(vanishes, zero(), scale_exponent(p, n));
+  return fma(p, f, splat(1.0f));
+}
+
+// 2^x, relative error below 2e-7. x < -126 gives exactly 0 (-inf included), x >= 128 gives +inf, NaN stays
+// NaN.
+inline Vec exp2(Vec x) {
+  const Mask vanishes = less(x, splat(-126.0f));
+  const Vec clamped = min(splat(128.0f), max(splat(-126.0f), x));
+  const Vec n = round_nearest(clamped);
+  return select(vanishes, zero(), scale_exponent(exp2_fraction(clamped - n), n));
+}
+
+// 2^x for x <= 0 (up to 127 in fact): two instructions fewer than exp2. Exactly 0 from -127 down (-inf
+// included); between -127 and -126, where floats have no exponent left, some denormal. NaN stays NaN.
+inline Vec exp2_nonpositive(Vec x) {
+  const Vec clamped = max(splat(-127.0f), x);
+  const Vec n = round_nearest(clamped);
+  return scale_exponent(exp2_fraction(clamped - n), n);
 }
 
 // e^x. The product with log2(e) is rounded, so the relative error grows as |x| * 2^-24: below 1e-6 for |x|
