@@ -117,6 +117,7 @@ def _guide(steps: int, work: Path, repository: str, hub: RunningHub) -> tuple[di
     cache = work / "hf"
     shutil.rmtree(cache, ignore_errors=True)
     environment = _environment(hub, HF_HOME=str(cache))
+    environment.setdefault("OMP_WAIT_POLICY", "passive")  # waiting threads sleep: spinning would slow a busy machine
     del environment["HF_TOKEN"]  # a user who only downloads has none
     words = ["--work", str(work), "--repository", repository, "--steps", str(steps)]
     with _progress() as bar:
