@@ -73,7 +73,7 @@ def _by_hand(model):
     return losses
 
 
-@pytest.mark.parametrize("family", ["llama", "lfm2"])
+@pytest.mark.parametrize("family", ["llama", "lfm2", "qwen3_next"])
 def test_trainer_takes_the_steps_of_single_samples(padfree, family, tmp_path):
     wanted = _by_hand(build(family, torch.float64).train())
     eager = _by_hand(build(family).train())
@@ -89,8 +89,8 @@ def test_trainer_takes_the_steps_of_single_samples(padfree, family, tmp_path):
 
 
 def test_fullgraph_compile_trains_and_follows_lengths(padfree):
-    """bf16: for float32 weights transformers itself breaks the graph (it logs)."""
-    model = build("lfm2", torch.bfloat16).train()
+    """Attention, convolution and recurrence at once. bf16: for float32 weights transformers itself breaks the graph (it logs)."""
+    model = build("qwen3_next", torch.bfloat16).train()
     padfree.enable(model)
     torch._dynamo.reset()
     try:

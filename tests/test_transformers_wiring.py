@@ -301,6 +301,22 @@ model.set_attn_implementation("padfree/padfree-flash2")
 assert model(input_ids=torch.arange(5)[None]).logits.isfinite().all()
 """
 
+RELATIVE_PATH = """
+import os, pathlib, kernels, torch, transformers
+folder = pathlib.Path(os.environ.pop("LOCAL_KERNELS").partition("=")[2])
+os.chdir(folder.parent)
+padfree = kernels.get_local_kernel(pathlib.Path(folder.name), backend="cpu")
+os.chdir("/")
+model = transformers.Lfm2ForCausalLM(transformers.Lfm2Config(
+    vocab_size=16, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
+    num_key_value_heads=2, layer_types=["conv", "full_attention"]))
+report = padfree.enable(model)
+assert set(report.wired) == {"attention", "causal_conv1d_fn", "causal_conv1d_update"}, report
+assert model(input_ids=torch.arange(5)[None]).logits.isfinite().all()
+padfree.disable(model)
+assert "LOCAL_KERNELS" not in os.environ
+"""
+
 PLAIN_FUNCTIONS = """
 import kernels, transformers
 padfree = kernels.get_kernel("padfree/padfree-flash2", version=1, backend="cpu")
@@ -320,6 +336,7 @@ else:
     ("code", "environment"),
     [
         pytest.param(OFFLINE, {"HF_HUB_OFFLINE": "1", "HF_ENDPOINT": "http://127.0.0.1:9"}, id="offline"),
+        pytest.param(RELATIVE_PATH, {"HF_HUB_OFFLINE": "1"}, id="relative path, then chdir"),
         pytest.param(PLAIN_FUNCTIONS, {"USE_HUB_KERNELS": "NO"}, id="USE_HUB_KERNELS off"),
     ],
 )

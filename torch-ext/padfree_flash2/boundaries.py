@@ -207,18 +207,40 @@ def sequence_index(hidden_states: torch.Tensor, seq_idx, cu_seq_lens) -> Optiona
     if seq_idx is not None:
         return seq_idx
     rows, length = hidden_states.shape[0], hidden_states.shape[-1]
-    compiling = torch.compiler.is_compiling()
     if cu_seq_lens is None:
-        if not compiling:
-            _require(rows, length, "causal_conv1d_fn", "seq_idx and cu_seq_lens_q")
+        _require(rows, length, "causal_conv1d_fn", "seq_idx and cu_seq_lens_q")
         return None
-    if not compiling and int(cu_seq_lens[-1]) != rows * length:
-        raise ValueError(
-            f"causal_conv1d_fn: cu_seq_lens_q must end at the number of tokens ({rows * length}), "
-            f"got {int(cu_seq_lens[-1])}"
-        )
+    _require_all_tokens("causal_conv1d_fn", cu_seq_lens, rows * length)
     tokens = torch.arange(rows * length, device=hidden_states.device, dtype=cu_seq_lens.dtype)
     return torch.bucketize(tokens, cu_seq_lens[1:], right=True, out_int32=True).view(rows, length)
+
+
+def sequence_ends(layer: str, query: torch.Tensor, cu_seqlens, seq_idx) -> Optional[torch.Tensor]:
+    """``cu_seqlens`` ``(N + 1,)`` of ``query`` ``(B, T, ...)``, its rows one after the other: as given, else where
+    ``seq_idx`` ``(B, T)`` changes and where a row begins, else None.
+
+    Raises:
+        ValueError: neither came though the batch at the model's entrance is packed, or ``cu_seqlens`` does not end at
+            the number of tokens.
+    """
+    rows, length = query.shape[:2]
+    if cu_seqlens is not None:
+        _require_all_tokens(layer, cu_seqlens, rows * length)
+        return cu_seqlens
+    if seq_idx is None:
+        _require(rows, length, layer, "cu_seq_lens_q and seq_idx")
+        return None
+    begins = torch.ones((rows, length), dtype=torch.bool, device=query.device)
+    begins[:, 1:] = seq_idx[:, 1:] != seq_idx[:, :-1]
+    first = begins.reshape(-1).nonzero()[:, 0].to(torch.int32)
+    return torch.cat([first, first.new_full((1,), rows * length)])
+
+
+def _require_all_tokens(layer: str, cu_seqlens: torch.Tensor, tokens: int) -> None:
+    if not torch.compiler.is_compiling() and int(cu_seqlens[-1]) != tokens:
+        raise ValueError(
+            f"{layer}: cu_seq_lens_q must end at the number of tokens ({tokens}), got {int(cu_seqlens[-1])}"
+        )
 
 
 def require_attention(query: torch.Tensor, attention_mask, arguments: Mapping) -> None:
@@ -232,6 +254,8 @@ def require_attention(query: torch.Tensor, attention_mask, arguments: Mapping) -
 
 
 def _require(rows: int, length: int, layer: str, keywords: str) -> None:
+    if torch.compiler.is_compiling():
+        return
     stack = _stack()
     if not stack or stack[-1][1] is None:
         return

@@ -25,15 +25,20 @@ class Origin(NamedTuple):
 def origin() -> Origin:
     """The folder under which `kernels` knows this package.
 
-    It is asked rather than taken from ``__file__``: a kernel loaded by a relative path is known by that path, and
-    loading it by another one would run the package, and register its ops, a second time.
+    It is asked rather than taken from ``__file__``: loading a variant by another path than the one it is known by would
+    run the package, and register its ops, a second time. One loaded by a relative path is made known by its absolute
+    one, since the relative path leads elsewhere after a ``chdir``.
     """
-    importer = sys.modules.get("kernels.importer")
-    for path, loaded in getattr(importer, "_loaded_kernels", {}).items():
-        if loaded.module is sys.modules[_PACKAGE]:
-            info = loaded.repo_info
-            return Origin(path, getattr(info, "repo_id", None), getattr(info, "revision", None))
-    return Origin(Path(__file__).parent, None, None)
+    known = getattr(sys.modules.get("kernels.importer"), "_loaded_kernels", {})
+    found = [(path, loaded) for path, loaded in known.items() if loaded.module is sys.modules[_PACKAGE]]
+    if not found:
+        return Origin(Path(__file__).parent, None, None)
+    path, loaded = found[0]
+    if not path.is_absolute():
+        path = Path(__file__).parent
+        known[path] = loaded
+    info = loaded.repo_info
+    return Origin(path, getattr(info, "repo_id", None), getattr(info, "revision", None))
 
 
 def metadata() -> dict:

@@ -14,6 +14,8 @@ from torch import nn
 from . import boundaries
 from .causal_conv1d import causal_conv1d_fn as _fn
 from .causal_conv1d import causal_conv1d_update as _update
+from .gated_delta_rule import chunk_gated_delta_rule as _chunk
+from .gated_delta_rule import fused_recurrent_gated_delta_rule as _recurrent
 
 
 class causal_conv1d_fn(nn.Module):
@@ -84,3 +86,90 @@ class causal_conv1d_update(nn.Module):
             conv_state.copy_(states[:, :, -conv_state.shape[2] :].detach())
             return _fn(states, weight, bias, activation=activation)[:, :, -hidden_states.shape[2] :]
         return _update(hidden_states, conv_state, weight, bias, activation)
+
+
+class chunk_gated_delta_rule(nn.Module):
+    """Gated delta rule of prompts and training, with transformers' names."""
+
+    can_torch_compile = True
+    has_backward = True
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        g: torch.Tensor,
+        beta: torch.Tensor,
+        chunk_size: int = 64,
+        initial_state: Optional[torch.Tensor] = None,
+        output_final_state: bool = False,
+        use_qk_l2norm_in_kernel: bool = False,
+        **kwargs,
+    ):
+        """See ``chunk_gated_delta_rule`` of this bundle.
+
+        Args:
+            query, key: ``(B, T, H, K)``; value: ``(B, T, HV, V)``; g, beta: ``(B, T, HV)``.
+            chunk_size: the kernel chooses its own; no result depends on it but by rounding.
+            initial_state: ``(N, HV, K, V)``, N samples: B, or as many as boundaries say.
+            kwargs: ``cu_seqlens`` ``(N + 1,)`` separates packed samples; without it ``seq_idx`` ``(B, T)`` does.
+                Anything else is ignored.
+
+        Returns:
+            ``(B, T, HV, V)`` and the states after the last tokens, or None.
+
+        Raises:
+            ValueError: the batch is packed and no boundaries arrived; or what ``chunk_gated_delta_rule`` refuses.
+        """
+        return _delta(
+            _chunk, query, key, value, g, beta, initial_state, output_final_state, use_qk_l2norm_in_kernel, kwargs
+        )
+
+
+class fused_recurrent_gated_delta_rule(nn.Module):
+    """Gated delta rule of decoding steps, with transformers' names."""
+
+    can_torch_compile = True
+    has_backward = True
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        g: torch.Tensor,
+        beta: torch.Tensor,
+        initial_state: Optional[torch.Tensor] = None,
+        output_final_state: bool = False,
+        use_qk_l2norm_in_kernel: bool = False,
+        **kwargs,
+    ):
+        """See ``fused_recurrent_gated_delta_rule`` of this bundle; otherwise as `chunk_gated_delta_rule`."""
+        return _delta(
+            _recurrent, query, key, value, g, beta, initial_state, output_final_state, use_qk_l2norm_in_kernel, kwargs
+        )
+
+
+class recurrent_gated_delta_rule(fused_recurrent_gated_delta_rule):
+    """The same, under the name transformers' default mapping asks a repository for."""
+
+
+def _delta(kernel, query, key, value, g, beta, initial_state, output_final_state, use_qk_l2norm_in_kernel, kwargs):
+    ends = boundaries.sequence_ends(kernel.__name__, query, kwargs.get("cu_seqlens"), kwargs.get("seq_idx"))
+    tensors = (query, key, value, g, beta)
+    if ends is not None:  # several rows, one after the other
+        tensors = tuple(tensor.flatten(0, 1)[None] for tensor in tensors)
+    query, key, in_turn, g, beta = tensors
+    out, state = kernel(
+        query,
+        key,
+        in_turn,
+        g=g,
+        beta=beta,
+        initial_state=initial_state,
+        output_final_state=output_final_state,
+        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+        cu_seqlens=ends,
+    )
+    return out.view(value.shape), state

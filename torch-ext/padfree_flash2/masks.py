@@ -66,10 +66,13 @@ def masked_attention_forward(
         raise NotImplementedError(
             "masked attention: cache must be None, got a paged cache (use a flash attention name)"
         )
+    causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
+    causal = bool(attention_mask is None and causal and query.shape[2] > 1)
+    if causal and key.shape[2] > query.shape[2]:  # an empty static cache: its free places come after the queries
+        key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
+        position_bias = None if position_bias is None else position_bias[:, :, :, : query.shape[2]]
     q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
     mask = _mask(attention_mask, position_bias)
-    causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
-    causal = bool(attention_mask is None and causal and q.shape[1] > 1)
     if mask is None:
         out = flash_attn_func(q, k, v, dropout, scaling, causal, softcap=softcap or 0.0, s_aux=s_aux)
     else:

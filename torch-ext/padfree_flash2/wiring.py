@@ -179,12 +179,10 @@ def _configs(config) -> list:
 @functools.cache
 def _attention_interface():
     """transformers' own flash-attention forward, behind a last look at the boundaries."""
-    import torch
     from transformers.integrations.flash_attention import flash_attention_forward
 
     def padfree_attention(module, query, key, value, attention_mask, *args, **kwargs):
-        if not torch.compiler.is_compiling():
-            boundaries.require_attention(query, attention_mask, kwargs)
+        boundaries.require_attention(query, attention_mask, kwargs)
         return flash_attention_forward(module, query, key, value, attention_mask, *args, **kwargs)
 
     return padfree_attention
