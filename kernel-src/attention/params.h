@@ -15,6 +15,12 @@ namespace padfree::attention {
 constexpr int kMaxBlockQ = 192;
 constexpr int kMaxBlockK = 256;
 
+// Sequences of at most this many virtual rows and at least this many keys are streamed (stream.h), in chunks
+// of kStreamKeys keys.
+constexpr int kStreamRows = 16;
+constexpr int64_t kStreamLeastKeys = 128;
+constexpr int64_t kStreamKeys = 1024;
+
 // (batch, row, head, head_dim) with a unit last stride. Packed tensors have one batch.
 struct View {
   void* data = nullptr;
@@ -53,17 +59,19 @@ struct Sequence {
       nullptr;  // of a paged cache: where each page_size keys lie; key_begin counts from there
   int64_t query_begin = 0, seqlen_q = 0;
   int64_t key_begin = 0, seqlen_k = 0;
-  int64_t first_row = 0;    // virtual rows of all sequences before this one (backward)
-  int64_t first_block = 0;  // query blocks of all sequences before this one (backward)
+  int64_t first_row = 0;      // virtual rows of all sequences before this one (backward)
+  int64_t first_block = 0;    // query blocks of all sequences before this one (backward)
+  int64_t first_partial = 0;  // floats of `partials` before this one (streamed)
 };
 
-// Virtual rows [begin, end) of one sequence and key/value head (forward, prepare), or the key block `begin`
-// (backward).
+// Virtual rows [begin, end) of one sequence and key/value head (forward, prepare), the key block `begin`
+// (backward), or keys [begin, end) of `heads` key/value heads (stream).
 struct Task {
   int32_t sequence = 0;
   int32_t kv_head = 0;
   int64_t begin = 0, end = 0;
   int64_t cost = 0;
+  int32_t heads = 1;
 };
 
 struct Params {
@@ -97,6 +105,8 @@ struct Params {
   float* workspace = nullptr;    // workspace_stride floats for each worker
   int64_t workspace_stride = 0;  // floats, a multiple of 16
   int task_rows = 0;             // the most virtual rows of a forward task
+
+  float* partials = nullptr;  // what the chunks of streamed sequences leave behind
 
   // Backward only.
   View dout, dq, dk, dv;

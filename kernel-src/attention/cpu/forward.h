@@ -102,6 +102,21 @@ inline void start_sums(const Params& p, const Sequence& s, int kv_head, int64_t 
   sum = max == -__builtin_inff() ? 0.0f : 1.0f;
 }
 
+// A tile of scores to weights, in place, rows [row, row + m): softcap, bias, softmax, dropout.
+inline void weigh_rows(const Params& p, const Sequence& s, int kv_head, int64_t row, int m, int64_t key,
+                       const TileMask& mask, float* tile, int ld, float* max, float* sum, float* rescale) {
+  for (int i = 0; i < m; ++i) {
+    const int begin = mask.panel_begin[i / kGemmRows], end = mask.panel_end[i / kGemmRows];
+    float* scores = tile + i * ld;
+    if (p.softcap != 0.0f) softcap_row(scores + begin, end - begin, p);
+    if (has_bias(p)) add_bias(p, s, kv_head, row + i, key, mask.begin[i], mask.end[i], scores);
+    rescale[i] = softmax_row(scores, begin, end, mask.begin[i], mask.end[i], max[i], sum[i]);
+    if (p.dropout_factor != 0.0f) {
+      drop_weights(p, s, kv_head, row + i, key, mask.begin[i], mask.end[i], scores);
+    }
+  }
+}
+
 // Query rows [row, row + m) of the task (at `local` in the workspace) against the packed key block
 // [key, key + n).
 inline void forward_tile(const Params& p, const Sequence& s, const ForwardSpace& w, int kv_head, int64_t row,
@@ -120,17 +135,7 @@ inline void forward_tile(const Params& p, const Sequence& s, const ForwardSpace&
                                                    w.scores + i * w.ld_scores + j, w.ld_scores);
     }
   }
-  for (int i = 0; i < m; ++i) {
-    const int g = i / kGemmRows;
-    float* scores = w.scores + i * w.ld_scores;
-    if (p.softcap != 0.0f)
-      softcap_row(scores + mask.panel_begin[g], mask.panel_end[g] - mask.panel_begin[g], p);
-    if (has_bias(p)) add_bias(p, s, kv_head, row + i, key, mask.begin[i], mask.end[i], scores);
-    rescale[i] = softmax_row(scores, mask.panel_begin[g], mask.panel_end[g], mask.begin[i], mask.end[i],
-                             w.max[local + i], w.sum[local + i]);
-    if (p.dropout_factor != 0.0f)
-      drop_weights(p, s, kv_head, row + i, key, mask.begin[i], mask.end[i], scores);
-  }
+  weigh_rows(p, s, kv_head, row, m, key, mask, w.scores, w.ld_scores, w.max + local, w.sum + local, rescale);
   // Sums: one panel of values stays in L1 while the rows of probabilities pass.
   for (int d = 0; d < w.ld_out; d += kPanel) {
     for (int i = 0, g = 0; i < m; i += kGemmRows, ++g) {
@@ -146,21 +151,21 @@ inline void forward_tile(const Params& p, const Sequence& s, const ForwardSpace&
   }
 }
 
-// Divides by the sums, writes out and the log-sum-exp of the task's rows.
-inline void forward_finish(const Params& p, const Sequence& s, const Task& task, const ForwardSpace& w) {
-  const int rows = static_cast<int>(task.end - task.begin);
+// Divides by the sums, writes out and the log-sum-exp of virtual rows [row, row + m). `rescale` is scratch.
+inline void finish_rows(const Params& p, const Sequence& s, int kv_head, int64_t row, int m, const float* out,
+                        int ld_out, const float* max, const float* sum, float* rescale) {
   void* targets[kMaxBlockQ];
-  for (int i = 0; i < rows; ++i) {
-    const bool any = w.sum[i] != 0.0f;
-    *row_stat(p, p.lse, s, task.kv_head, task.begin + i) =
-        any ? w.max[i] * kLn2 + __builtin_logf(w.sum[i]) : -__builtin_inff();
-    w.rescale[i] = any ? 1.0f / w.sum[i] : 0.0f;
+  for (int i = 0; i < m; ++i) {
+    const bool any = sum[i] != 0.0f;
+    *row_stat(p, p.lse, s, kv_head, row + i) =
+        any ? max[i] * kLn2 + __builtin_logf(sum[i]) : -__builtin_inff();
+    rescale[i] = any ? 1.0f / sum[i] : 0.0f;
   }
-  for (int i = 0; i < rows; i += kMaxBlockQ) {
-    const int m = rows - i < kMaxBlockQ ? rows - i : kMaxBlockQ;
-    query_rows(p, p.out, s, task.kv_head, task.begin + i, m, targets);
-    store_rows(p.dtype, targets, m, p.head_dim_v, w.out + static_cast<int64_t>(i) * w.ld_out, w.ld_out,
-               w.rescale + i, 1);
+  for (int i = 0; i < m; i += kMaxBlockQ) {
+    const int n = m - i < kMaxBlockQ ? m - i : kMaxBlockQ;
+    query_rows(p, p.out, s, kv_head, row + i, n, targets);
+    store_rows(p.dtype, targets, n, p.head_dim_v, out + static_cast<int64_t>(i) * ld_out, ld_out, rescale + i,
+               1);
   }
 }
 
@@ -204,7 +209,7 @@ inline void forward(const Params& p, const Task& task, float* workspace) {
       forward_tile(p, s, w, task.kv_head, task.begin + i, i, m, key, n, mask, finite);
     }
   }
-  forward_finish(p, s, task, w);
+  finish_rows(p, s, task.kv_head, task.begin, rows, w.out, w.ld_out, w.max, w.sum, w.rescale);
 }
 
 }  // namespace

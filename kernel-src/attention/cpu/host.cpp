@@ -40,6 +40,11 @@ const Kernels& current_kernels() {
        kIsaNames[static_cast<int>(current_isa())]);
 }
 
+// A head dim in whole panels, as the kernels lay out sums.
+int64_t padded(const Kernels& kernels, int64_t head_dim) {
+  return (head_dim + kernels.panel - 1) / kernels.panel * kernels.panel;
+}
+
 // Runs `kernel` on every task.
 void run(Params& params, const std::vector<Task>& tasks, void (*kernel)(const Params&, const Task&, float*)) {
   struct Context {
@@ -55,9 +60,9 @@ void run(Params& params, const std::vector<Task>& tasks, void (*kernel)(const Pa
 }
 
 // Workspace for as many workers as there can be.
-Tensor allocate_workspace(Params& params, const Tensor& like, int64_t floats, int64_t tasks) {
+Tensor allocate_workspace(Params& params, const Tensor& like, int64_t floats, size_t tasks) {
   params.workspace_stride = (floats + 15) / 16 * 16;
-  const int64_t workers = std::max<int64_t>(1, std::min<int64_t>(num_threads(), tasks));
+  const int64_t workers = std::max<int64_t>(1, std::min<int64_t>(num_threads(), static_cast<int64_t>(tasks)));
   Tensor workspace = new_floats(like, {workers * params.workspace_stride});
   params.workspace = static_cast<float*>(workspace.data_ptr());
   return workspace;
@@ -87,9 +92,20 @@ std::tuple<Tensor, Tensor> forward_op(Tensor q, Tensor k, Tensor v, const Option
   choose_blocks(params);
   const Kernels& kernels = current_kernels();
   const std::vector<Task> tasks = forward_tasks(params, sequences, num_threads());
-  const Tensor workspace =
-      allocate_workspace(params, q, kernels.forward_workspace(params), static_cast<int64_t>(tasks.size()));
-  run(params, tasks, kernels.forward);
+  const StreamPlan streamed =
+      stream_plan(params, sequences, padded(kernels, params.head_dim_v), num_threads());
+  if (!tasks.empty()) {
+    const Tensor workspace = allocate_workspace(params, q, kernels.forward_workspace(params), tasks.size());
+    run(params, tasks, kernels.forward);
+  }
+  if (!streamed.chunks.empty()) {
+    const Tensor partials = new_floats(q, {streamed.floats});
+    params.partials = static_cast<float*>(partials.data_ptr());
+    const Tensor workspace = allocate_workspace(params, q, kernels.stream_workspace(params),
+                                                std::max(streamed.chunks.size(), streamed.merges.size()));
+    run(params, streamed.chunks, kernels.stream);
+    run(params, streamed.merges, kernels.stream_finish);
+  }
   return {out, lse};
 }
 
@@ -154,14 +170,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward_op(Tensor dout, std:
   const std::vector<Task> tasks = backward_tasks(params, sequences);
   params.sequences = sequences.data();
   const int64_t rows = params.virtual_rows * params.heads_kv;
-  const int64_t padded = (params.head_dim + kernels.panel - 1) / kernels.panel * kernels.panel;
-  const Tensor delta = new_floats(q, {rows}), dq_sum = new_floats(q, {rows * padded});
+  const Tensor delta = new_floats(q, {rows}),
+               dq_sum = new_floats(q, {rows * padded(kernels, params.head_dim)});
   std::vector<int32_t> turns(params.query_blocks * params.heads_kv, 0);
   params.delta = static_cast<float*>(delta.data_ptr());
   params.dq_sum = static_cast<float*>(dq_sum.data_ptr());
   params.turns = turns.data();
   const Tensor workspace = allocate_workspace(params, q, kernels.backward_workspace(params),
-                                              static_cast<int64_t>(std::max(prepare.size(), tasks.size())));
+                                              std::max(prepare.size(), tasks.size()));
   run(params, prepare, kernels.prepare_backward);
   Tensor dsinks = new_floats(q, {params.sinks == nullptr ? 0 : int64_t{params.heads_kv} * params.group});
   if (params.sinks != nullptr) sink_gradient(params, sequences, static_cast<float*>(dsinks.data_ptr()));

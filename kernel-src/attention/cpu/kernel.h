@@ -14,6 +14,7 @@
 #include "attention/cpu/rows.h"
 #include "attention/cpu/scores.h"
 #include "attention/cpu/forward.h"
+#include "attention/cpu/stream.h"
 #include "attention/cpu/backward.h"
 #include "attention/cpu/kernels.h"
 // clang-format on
@@ -27,14 +28,27 @@ int64_t forward_workspace(const Params& p) {
   return arena.used;
 }
 
+int64_t stream_workspace(const Params& p) {
+  Arena arena{nullptr};
+  stream_space(p, arena);
+  return arena.used;
+}
+
 int64_t backward_workspace(const Params& p) {
   Arena arena{nullptr};
   backward_space(p, arena);
   return arena.used;
 }
 
-constexpr Kernels kKernels = {forward,           prepare_backward,   backward,
-                              forward_workspace, backward_workspace, kPanel};
+constexpr Kernels kKernels = {forward,
+                              stream,
+                              stream_finish,
+                              prepare_backward,
+                              backward,
+                              forward_workspace,
+                              stream_workspace,
+                              backward_workspace,
+                              kPanel};
 
 }  // namespace
 }  // namespace padfree::attention

@@ -7,9 +7,12 @@ namespace padfree::attention {
 
 struct Kernels {
   void (*forward)(const Params& params, const Task& task, float* workspace);
+  void (*stream)(const Params& params, const Task& task, float* workspace);
+  void (*stream_finish)(const Params& params, const Task& task, float* workspace);
   void (*prepare_backward)(const Params& params, const Task& task, float* workspace);
   void (*backward)(const Params& params, const Task& task, float* workspace);
   int64_t (*forward_workspace)(const Params& params);   // floats for one worker
+  int64_t (*stream_workspace)(const Params& params);    // of stream_finish too
   int64_t (*backward_workspace)(const Params& params);  // of prepare_backward too
   int panel;                                            // head dims are padded to a multiple of this
 };

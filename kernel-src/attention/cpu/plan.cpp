@@ -90,14 +90,53 @@ void choose_blocks(Params& params) {
   params.block_k = widest <= 128 ? 256 : widest <= 256 ? 128 : 64;
 }
 
+bool is_streamed(const Params& params, const Sequence& sequence) {
+  const int64_t rows = sequence.seqlen_q * params.group;
+  return rows > 0 && rows <= kStreamRows && sequence.seqlen_k >= kStreamLeastKeys;
+}
+
+StreamPlan stream_plan(const Params& params, std::vector<Sequence>& sequences, int64_t ld_out, int threads) {
+  StreamPlan plan;
+  int64_t chunks = 0;
+  for (Sequence& s : sequences) {
+    if (!is_streamed(params, s)) continue;
+    const int64_t of_head = div_up(s.seqlen_k, kStreamKeys);
+    s.first_partial = plan.floats;
+    plan.floats += of_head * params.heads_kv * s.seqlen_q * params.group * (ld_out + 2);
+    chunks += of_head;
+  }
+  // All heads of a tile together where they lie together, unless that leaves threads idle.
+  int64_t heads = params.k.head_stride < params.k.row_stride ? params.heads_kv : 1;
+  while (heads > 1 && chunks * div_up(params.heads_kv, heads) < threads * kTasksPerThread)
+    heads = div_up(heads, 2);
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    const Sequence& s = sequences[i];
+    if (!is_streamed(params, s)) continue;
+    for (int64_t begin = 0; begin < s.seqlen_k; begin += kStreamKeys) {
+      const int64_t end = std::min(s.seqlen_k, begin + kStreamKeys);
+      for (int64_t head = 0; head < params.heads_kv; head += heads) {
+        Task task{static_cast<int32_t>(i), static_cast<int32_t>(head), begin, end, 0};
+        task.heads = static_cast<int32_t>(std::min<int64_t>(heads, params.heads_kv - head));
+        plan.chunks.push_back(task);
+      }
+    }
+    for (int head = 0; head < params.heads_kv; ++head)
+      plan.merges.push_back({static_cast<int32_t>(i), head, 0, 0, 0});
+  }
+  return plan;
+}
+
 std::vector<Task> forward_tasks(Params& params, const std::vector<Sequence>& sequences, int threads) {
   int64_t rows = 0;
-  for (const Sequence& s : sequences) rows += s.seqlen_q * params.group * params.heads_kv;
+  for (const Sequence& s : sequences) {
+    if (!is_streamed(params, s)) rows += s.seqlen_q * params.group * params.heads_kv;
+  }
   const int64_t most = std::max(kMinTaskRows, kMaxTaskState / (params.head_dim + params.head_dim_v));
   const int64_t fair = threads == 1 ? most : rows / (threads * kTasksPerThread);
   params.task_rows = static_cast<int>(round_up(std::clamp(fair, kMinTaskRows, most), params.block_q));
   std::vector<Task> tasks;
   for (size_t i = 0; i < sequences.size(); ++i) {
+    if (is_streamed(params, sequences[i])) continue;
     const int64_t count = sequences[i].seqlen_q * params.group;
     for (int head = 0; head < params.heads_kv; ++head) {
       // Equal pieces: a short last one would pack as much as a long one.

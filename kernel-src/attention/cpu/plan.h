@@ -21,7 +21,18 @@ void use_part(std::vector<Sequence>& sequences, int64_t count, const int32_t* us
 // Tile sizes for a head dim. They decide the bits of a result, so nothing else may enter.
 void choose_blocks(Params& params);
 
-// Tasks, longest first; also sets params.task_rows.
+// Sequences with few query rows and many keys: decoding.
+bool is_streamed(const Params& params, const Sequence& sequence);
+
+// One task for each chunk of keys of streamed sequences, and one for each of their heads to merge the chunks.
+// Also places their partial results; `floats` is the size of those, for rows of `ld_out` floats.
+struct StreamPlan {
+  std::vector<Task> chunks, merges;
+  int64_t floats = 0;
+};
+StreamPlan stream_plan(const Params& params, std::vector<Sequence>& sequences, int64_t ld_out, int threads);
+
+// Tasks of the other sequences, longest first; also sets params.task_rows.
 std::vector<Task> forward_tasks(Params& params, const std::vector<Sequence>& sequences, int threads);
 
 // One task for each query block, any order. Also numbers the rows and blocks of the sequences.
