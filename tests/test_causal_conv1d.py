@@ -151,6 +151,17 @@ def test_boundaries_and_padding(padfree, dtype, layout):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_padding_is_not_read(padfree, layout):
+    x, weight, bias, _, dout = inputs(1, 13, 40, 4, layout=layout)
+    seq_idx = seq_idx_of([(0, 9), (-1, 3), (1, 28)])
+    clean = run(padfree, x, weight, bias, seq_idx, None, dout)
+    x[:, :, 9:12], dout[:, :, 9:12] = float("nan"), float("nan")
+    dirty = run(padfree, x, weight, bias, seq_idx, None, dout)
+    for name, tensor in clean.items():
+        assert_same_bits(dirty[name], tensor, name)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_nothing_but_padding(padfree, layout):
     x, weight, bias, _, dout = inputs(2, 5, 9, 4, layout=layout)
     got = run(padfree, x, weight, bias, torch.full((2, 9), -1, dtype=torch.int32), None, dout)

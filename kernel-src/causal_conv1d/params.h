@@ -1,6 +1,6 @@
 // What the host hands to the causal_conv1d kernels: plain data, filled by name.
 //
-// Shapes in comments: B batch, D channels, L time, W = width, N states, Dp = D rounded up to kChannelPad.
+// Shapes in comments: B batch, D channels, L time, W = width, N states, Dp = D rounded up to kGroup.
 #pragma once
 
 #include <cstdint>
@@ -11,10 +11,12 @@ namespace padfree::causal_conv1d {
 
 constexpr int kMinWidth = 2;
 constexpr int kMaxWidth = 4;
-// Weight, bias and their gradients are laid out channel-innermost and padded, so that only activations need
-// partial vectors.
-constexpr int64_t kChannelPad = 16;
-// Most channels a task of the channel-last bodies walks: W + 1 rows of it stay in L1.
+// Weight and bias (and the sums of their gradients) lie in groups of channels, [Dp / kGroup][W + 1][kGroup]:
+// the taps oldest first, then the bias. So they need no partial vectors and are one stream of whole cache
+// lines. As W + 1 rows of D floats they would fall into the same cache sets as the rows of x whenever D is a
+// power of two.
+constexpr int64_t kGroup = 16;
+// Most channels a task of the channel-last bodies walks: a few float rows of them stay in L1.
 constexpr int64_t kMaxChannelBlock = 512;
 
 // Which dimension of x has stride 1: what the vectors run along.
@@ -52,8 +54,7 @@ struct ForwardParams {
   bool silu;
   int64_t channels, channels_padded;
   View x, out;
-  const float* weight;         // [W][Dp], oldest tap first
-  const float* bias;           // [Dp]
+  const float* filter;         // weight and bias, grouped as at kGroup
   const void* initial_states;  // [N][W - 1][D] of dtype, oldest first; null if none
   Partition partition;
 };
@@ -62,7 +63,7 @@ struct BackwardParams {
   ForwardParams forward;  // forward.out is not used
   View dout, dx;
   void* dinitial_states;  // [N][W - 1][D] of dtype
-  float* partial;         // [chunks][W + 1][Dp]: the sums over one chunk of dweight (W rows) and dbias
+  float* partial;  // [chunks] times grouped as at kGroup: dweight and dbias summed over one chunk; zeroed
 };
 
 // Weight and bias of any storage type and stride into float, as the bodies read them.
@@ -72,7 +73,7 @@ struct PackParams {
   DType weight_dtype, bias_dtype;
   const void *weight, *bias;  // [D][W], [D]; bias is null if absent
   int64_t weight_channel_stride, weight_tap_stride, bias_stride;
-  float* packed;  // [W + 1][Dp]: the taps oldest first, then the bias
+  float* packed;  // grouped as at kGroup
 };
 
 struct ReduceParams {

@@ -9,6 +9,7 @@
 
 #include "../../common/checks.h"
 #include "../../common/cpu/isa.h"
+#include "../../common/cpu/memory.h"
 #include "../../common/cpu/parallel.h"
 #include "../params.h"
 #include "pieces.h"
@@ -75,7 +76,9 @@ Tensor empty_like(const Tensor& x, Layout layout) {
   AtenTensorHandle handle;
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(3, sizes, strides[static_cast<int>(layout)], dtype,
                                                          aoti_torch_device_type_cpu(), 0, &handle));
-  return Tensor(handle);
+  Tensor dense(handle);
+  prefer_huge_pages(dense.data_ptr(), plane * sizes[0] * static_cast<int64_t>(dense.element_size()));
+  return dense;
 }
 
 View view_of(const Tensor& x) {
@@ -123,7 +126,7 @@ void check_inputs(const Inputs& in) {
 class Forward {
  public:
   Forward(const Inputs& in, Layout layout, bool backward) : x_(fit(in.x, layout)) {
-    const int64_t channels = in.x.size(1), padded = (channels + kChannelPad - 1) / kChannelPad * kChannelPad;
+    const int64_t channels = in.x.size(1), padded = (channels + kGroup - 1) / kGroup * kGroup;
     const int width = static_cast<int>(in.weight.size(1));
     pack(in, padded);
     const Blocking blocks = blocking(layout, channels, in.x.size(2), backward);
@@ -141,8 +144,7 @@ class Forward {
                .channels_padded = padded,
                .x = view_of(x_),
                .out = {},
-               .weight = packed_.data(),
-               .bias = packed_.data() + width * padded,
+               .filter = packed_.data(),
                .initial_states = initial_states_ ? initial_states_->data_ptr() : nullptr,
                .partition = pieces_.partition(blocks.channel_block)};
   }

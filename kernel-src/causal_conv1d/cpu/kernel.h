@@ -70,6 +70,11 @@ inline void specialise(const ForwardParams& p, F&& f) {
   });
 }
 
+// Where a tap (or, for tap W, the bias) of a channel lies in a grouped array.
+inline int64_t grouped(int width, int64_t channel, int tap) {
+  return (channel / kGroup * (width + 1) + tap) * kGroup + channel % kGroup;
+}
+
 // Task -> its pieces and its channels [c0, c1).
 struct Task {
   const Piece *begin, *end;
@@ -121,12 +126,7 @@ inline void forward(const ForwardParams& p, int64_t index) {
 
 inline void backward(const BackwardParams& p, int64_t index) {
   const Task task = task_of(p.forward, index);
-  const int64_t stride = p.forward.channels_padded;
-  const int64_t c1 = task.c1 == p.forward.channels ? stride : task.c1;
-  float* partial = p.partial + task.chunk * (p.forward.width + 1) * stride;
-  for (int row = 0; row <= p.forward.width; ++row) {
-    for (int64_t c = task.c0; c < c1; ++c) partial[row * stride + c] = 0.0f;
-  }
+  float* partial = p.partial + task.chunk * (p.forward.width + 1) * p.forward.channels_padded;
   specialise(p.forward, [&](auto tag, auto width, auto silu) {
     using T = typename decltype(tag)::type;
     for (const Piece* piece = task.begin; piece != task.end; ++piece) {
@@ -140,12 +140,12 @@ inline void backward(const BackwardParams& p, int64_t index) {
 }
 
 inline void pack(const PackParams& p) {
-  for (int64_t c = 0; c < p.channels_padded * (p.width + 1); ++c) p.packed[c] = 0.0f;
+  for (int64_t i = 0; i < p.channels_padded * (p.width + 1); ++i) p.packed[i] = 0.0f;
   with_dtype(p.weight_dtype, [&](auto tag) {
     const auto* weight = static_cast<const typename decltype(tag)::type*>(p.weight);
-    for (int k = 0; k < p.width; ++k) {
-      for (int64_t c = 0; c < p.channels; ++c) {
-        p.packed[k * p.channels_padded + c] =
+    for (int64_t c = 0; c < p.channels; ++c) {
+      for (int k = 0; k < p.width; ++k) {
+        p.packed[grouped(p.width, c, k)] =
             to_float(weight[c * p.weight_channel_stride + k * p.weight_tap_stride]);
       }
     }
@@ -153,17 +153,18 @@ inline void pack(const PackParams& p) {
   if (p.bias == nullptr) return;
   with_dtype(p.bias_dtype, [&](auto tag) {
     const auto* bias = static_cast<const typename decltype(tag)::type*>(p.bias);
-    float* packed = p.packed + p.width * p.channels_padded;
-    for (int64_t c = 0; c < p.channels; ++c) packed[c] = to_float(bias[c * p.bias_stride]);
+    for (int64_t c = 0; c < p.channels; ++c) {
+      p.packed[grouped(p.width, c, p.width)] = to_float(bias[c * p.bias_stride]);
+    }
   });
 }
 
 // Adds the chunks in order: the result depends on the shapes only.
 inline void reduce(const ReduceParams& p) {
-  const auto total = [&](int row, int64_t c) {
+  const int64_t chunk_size = (p.width + 1) * p.channels_padded;
+  const auto total = [&](int tap, int64_t c) {
     float sum = 0.0f;
-    for (int64_t i = 0; i < p.chunks; ++i)
-      sum += p.partial[(i * (p.width + 1) + row) * p.channels_padded + c];
+    for (int64_t i = 0; i < p.chunks; ++i) sum += p.partial[i * chunk_size + grouped(p.width, c, tap)];
     return sum;
   };
   with_dtype(p.weight_dtype, [&](auto tag) {

@@ -44,7 +44,7 @@ inline Vec convolve(const float* buffer, const Vec (&weight)[W], Vec bias) {
 
 template <int W>
 inline void splat_weight(const ForwardParams& p, int64_t channel, Vec (&weight)[W]) {
-  for (int k = 0; k < W; ++k) weight[k] = splat(p.weight[k * p.channels_padded + channel]);
+  for (int k = 0; k < W; ++k) weight[k] = splat(p.filter[grouped(W, channel, k)]);
 }
 
 template <typename T, int W, bool Silu>
@@ -55,7 +55,7 @@ template <typename T, int W, bool Silu>
   for (int64_t c = c0; c < c1; ++c) {
     Vec weight[W];
     splat_weight<W>(p, c, weight);
-    const Vec bias = splat(p.bias[c]);
+    const Vec bias = splat(p.filter[grouped(W, c, W)]);
     for (int64_t time = piece.begin; time < piece.end; time += kTile) {
       const int64_t count = min_of(kTile, piece.end - time);
       fill_line<T, W>(p, piece, c, time, count, x);
@@ -108,7 +108,7 @@ template <typename T, int W, bool Silu>
     for (int64_t time = piece.begin; time < piece.end; time += kTile) {
       const int64_t count = min_of(kTile, piece.end - time);
       fill_line<T, W>(f, piece, c, time, min_of(count + W - 1, piece.sequence_end - time), x);
-      fill_dpre<T, W, Silu>(p, piece, c, time, count, x, weight, splat(f.bias[c]), dpre);
+      fill_dpre<T, W, Silu>(p, piece, c, time, count, x, weight, splat(f.filter[grouped(W, c, W)]), dpre);
       T* dx = at<T>(p.dx, piece.batch, c, time);
       for_vectors(count, [&](int64_t i, int lanes) {
         Vec sum = weight[W - 1] * load(dpre + i);
@@ -122,8 +122,8 @@ template <typename T, int W, bool Silu>
       });
       if (time == piece.sequence_begin && piece.state >= 0) store_dstate<T, W>(p, piece, c, dpre, weight);
     }
-    for (int k = 0; k < W; ++k) partial[k * f.channels_padded + c] += sum(dweight[k]);
-    partial[W * f.channels_padded + c] += sum(dbias);
+    for (int k = 0; k < W; ++k) partial[grouped(W, c, k)] += sum(dweight[k]);
+    partial[grouped(W, c, W)] += sum(dbias);
   }
 }
 

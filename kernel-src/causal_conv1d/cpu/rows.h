@@ -22,6 +22,12 @@ inline void zero_rows(const View& view, const Piece& piece, int64_t c0, int64_t 
   }
 }
 
+// The taps and the bias of the kLanes channels from `channel` on.
+template <int W>
+inline const float* filter_of(const ForwardParams& p, int64_t channel) {
+  return p.filter + grouped(W, channel, 0);
+}
+
 // R rows at once share the loads of the taps they have in common, of the weights and of the bias.
 template <typename T, int W, bool Silu, int R>
 inline void forward_row_group(const ForwardParams& p, const Piece& piece, int64_t time, int64_t c0,
@@ -30,13 +36,13 @@ inline void forward_row_group(const ForwardParams& p, const Piece& piece, int64_
   for (int i = 0; i < W - 1 + R; ++i) in[i] = input_row<T, W>(p, piece, time - (W - 1) + i, c0);
   T* out[R];
   for (int r = 0; r < R; ++r) out[r] = at<T>(p.out, piece.batch, c0, time + r);
-  const float *weight = p.weight + c0, *bias = p.bias + c0;
   for_vectors(c1 - c0, [&](int64_t c, int lanes) {
+    const float* filter = filter_of<W>(p, c0 + c);
     Vec x[W - 1 + R], pre[R];
     for (int i = 0; i < W - 1 + R; ++i) x[i] = load_lanes(in[i] + c, lanes);
-    for (int r = 0; r < R; ++r) pre[r] = load(bias + c);
+    for (int r = 0; r < R; ++r) pre[r] = load(filter + W * kGroup);
     for (int k = 0; k < W; ++k) {
-      const Vec tap = load(weight + k * p.channels_padded + c);
+      const Vec tap = load(filter + k * kGroup);
       for (int r = 0; r < R; ++r) pre[r] = fma(tap, x[r + k], pre[r]);
     }
     for (int r = 0; r < R; ++r) store_lanes(out[r] + c, activation<Silu>(pre[r]), lanes);
@@ -46,76 +52,120 @@ inline void forward_row_group(const ForwardParams& p, const Piece& piece, int64_
 template <typename T, int W, bool Silu>
 [[gnu::flatten]] void forward_rows(const ForwardParams& p, const Piece& piece, int64_t c0, int64_t c1) {
   if (piece.state == Piece::kPadding) return zero_rows<T>(p.out, piece, c0, c1);
-  constexpr int kGroup = 2;
+  constexpr int kRows = 2;
   int64_t time = piece.begin;
-  for (; time + kGroup <= piece.end; time += kGroup) {
-    forward_row_group<T, W, Silu, kGroup>(p, piece, time, c0, c1);
+  for (; time + kRows <= piece.end; time += kRows) {
+    forward_row_group<T, W, Silu, kRows>(p, piece, time, c0, c1);
   }
   for (; time < piece.end; ++time) forward_row_group<T, W, Silu, 1>(p, piece, time, c0, c1);
 }
 
-// dpre of one row into `dpre`; added to the chunk's sums if `sums` is not null.
-template <typename T, int W, bool Silu>
-inline void dpre_row(const BackwardParams& p, const Piece& piece, int64_t time, int64_t c0, int64_t c1,
-                     float* dpre, float* sums) {
+// The last rows of x and dpre in float, packed: read from memory once, and not in the cache sets that rows of
+// a wide x share.
+template <int Rows>
+struct Ring {
+  alignas(64) float rows[Rows][kMaxChannelBlock];
+
+  float* at(int64_t time) { return rows[(time + Rows) % Rows]; }
+};
+
+// What holds for the rows of one step of backward_rows.
+struct Step {
+  bool in_sequence;  // else the rows lie past it: dpre is 0
+  bool summed;       // the rows belong to this piece, not only to its taps
+  bool emits;        // dx of W - 1 rows before is complete and belongs to this piece
+};
+
+// Rows [time, time + R): dpre into the ring and into the sums of the chunk; then
+//   dx[time - (W - 1)] = sum_i weight[W - 1 - i] * dpre[time - (W - 1) + i].
+template <typename T, int W, bool Silu, int R, int Rows>
+inline void backward_row_group(const BackwardParams& p, const Piece& piece, int64_t time, int64_t c0,
+                               int64_t c1, Step step, Ring<Rows>& x_ring, Ring<Rows>& dpre_ring,
+                               float* partial) {
   const ForwardParams& f = p.forward;
-  const int64_t stride = f.channels_padded;
-  const T* in[W];
-  for (int k = 0; k < W; ++k) in[k] = input_row<T, W>(f, piece, time - (W - 1) + k, c0);
-  const T* dout = at<T>(p.dout, piece.batch, c0, time);
-  const float *weight = f.weight + c0, *bias = f.bias + c0;
+  float *x_row[W - 1 + R], *dpre_row[W - 1 + R];
+  for (int i = 0; i < W - 1 + R; ++i) {
+    x_row[i] = x_ring.at(time - (W - 1) + i);
+    dpre_row[i] = dpre_ring.at(time - (W - 1) + i);
+  }
+  const T *in[R], *dout[R];
+  T* dx[R];
+  for (int r = 0; r < R; ++r) {
+    const int64_t done = time + r - (W - 1);
+    in[r] = step.in_sequence ? at<T>(f.x, piece.batch, c0, time + r) : nullptr;
+    dout[r] = step.in_sequence ? at<T>(p.dout, piece.batch, c0, time + r) : nullptr;
+    dx[r] = !step.emits                    ? nullptr
+            : done >= piece.sequence_begin ? at<T>(p.dx, piece.batch, c0, done)
+                                           : state_row<W, T>(p.dinitial_states, f, piece, done) + c0;
+  }
   for_vectors(c1 - c0, [&](int64_t c, int lanes) {
-    Vec x[W], pre = load(bias + c);
-    for (int k = 0; k < W; ++k) {
-      x[k] = load_lanes(in[k] + c, lanes);
-      pre = fma(load(weight + k * stride + c), x[k], pre);
+    const float* filter = filter_of<W>(f, c0 + c);
+    Vec x[W - 1 + R], dpre[W - 1 + R];
+    for (int i = 0; i < W - 1; ++i) {
+      x[i] = load(x_row[i] + c);
+      dpre[i] = load(dpre_row[i] + c);
     }
-    const Vec d = activation_grad<Silu>(pre, load_lanes(dout + c, lanes));
-    store(dpre + c, d);
-    if (sums == nullptr) return;
-    for (int k = 0; k < W; ++k) {
-      float* sum = sums + k * stride + c;
-      store(sum, fma(d, x[k], load(sum)));
+    for (int r = 0; r < R; ++r) {
+      Vec& newest = dpre[W - 1 + r];
+      if (!step.in_sequence) {
+        newest = zero();
+      } else {
+        x[W - 1 + r] = load_lanes(in[r] + c, lanes);
+        store(x_row[W - 1 + r] + c, x[W - 1 + r]);
+        Vec pre = load(filter + W * kGroup);
+        for (int k = 0; k < W; ++k) pre = fma(load(filter + k * kGroup), x[r + k], pre);
+        newest = activation_grad<Silu>(pre, load_lanes(dout[r] + c, lanes));
+      }
+      store(dpre_row[W - 1 + r] + c, newest);
     }
-    store(sums + W * stride + c, load(sums + W * stride + c) + d);
+    if (step.in_sequence && step.summed) {
+      float* sums = partial + grouped(W, c0 + c, 0);
+      for (int k = 0; k < W; ++k) {
+        Vec sum = load(sums + k * kGroup);
+        for (int r = 0; r < R; ++r) sum = fma(dpre[W - 1 + r], x[r + k], sum);
+        store(sums + k * kGroup, sum);
+      }
+      Vec sum = load(sums + W * kGroup);
+      for (int r = 0; r < R; ++r) sum = sum + dpre[W - 1 + r];
+      store(sums + W * kGroup, sum);
+    }
+    if (!step.emits) return;
+    for (int r = 0; r < R; ++r) {
+      Vec sum = load(filter + (W - 1) * kGroup) * dpre[r];
+      for (int i = 1; i < W; ++i) sum = fma(load(filter + (W - 1 - i) * kGroup), dpre[r + i], sum);
+      store_lanes(dx[r] + c, sum, lanes);
+    }
   });
 }
 
-// dx[time] = sum_i weight[W - 1 - i] * dpre[time + i]; dpre[i] is the row of time + i.
-template <typename T, int W>
-inline void dx_row(T* dx, const float* const (&dpre)[W], const float* weight, int64_t stride,
-                   int64_t channels) {
-  for_vectors(channels, [&](int64_t c, int lanes) {
-    Vec sum = load(weight + (W - 1) * stride + c) * load(dpre[0] + c);
-    for (int i = 1; i < W; ++i) sum = fma(load(weight + (W - 1 - i) * stride + c), load(dpre[i] + c), sum);
-    store_lanes(dx + c, sum, lanes);
-  });
-}
-
-// Walks the piece's rows, and W - 1 rows past it for the taps that reach there, with the last W rows of dpre
-// in a ring; the row of dx that is then complete leaves. Rows past the sequence count as zeros.
+// Walks the piece's rows, and W - 1 rows past it for the taps that reach there. Two rows at a time between
+// the first W - 1, which complete no dx, and the last.
 template <typename T, int W, bool Silu>
 [[gnu::flatten]] void backward_rows(const BackwardParams& p, const Piece& piece, int64_t c0, int64_t c1,
                                     float* partial) {
-  const ForwardParams& f = p.forward;
   if (piece.state == Piece::kPadding) return zero_rows<T>(p.dx, piece, c0, c1);
-  alignas(64) float ring[W][kMaxChannelBlock] = {};
+  constexpr int kRows = 2;
+  Ring<W - 1 + kRows> x, dpre;
+  for (int64_t time = piece.begin - (W - 1); time < piece.begin; ++time) {
+    const T* row = input_row<T, W>(p.forward, piece, time, c0);
+    for_vectors(c1 - c0, [&](int64_t c, int lanes) {
+      store(x.at(time) + c, load_lanes(row + c, lanes));
+      store(dpre.at(time) + c, zero());
+    });
+  }
   const bool gives_state = piece.begin == piece.sequence_begin && piece.state >= 0;
   const int64_t first = gives_state ? piece.begin - (W - 1) : piece.begin;
-  for (int64_t time = piece.begin; time < piece.end + W - 1; ++time) {
-    float* newest = ring[time % W];
-    if (time < piece.sequence_end) {
-      dpre_row<T, W, Silu>(p, piece, time, c0, c1, newest, time < piece.end ? partial + c0 : nullptr);
+  int64_t time = piece.begin;
+  while (time < piece.end + W - 1) {
+    const bool emits = time - (W - 1) >= first;
+    if (emits && time + kRows <= piece.end) {
+      backward_row_group<T, W, Silu, kRows>(p, piece, time, c0, c1, {true, true, true}, x, dpre, partial);
+      time += kRows;
     } else {
-      for (int64_t c = 0; c < c1 - c0; ++c) newest[c] = 0.0f;
+      const Step step = {time < piece.sequence_end, time < piece.end, emits};
+      backward_row_group<T, W, Silu, 1>(p, piece, time, c0, c1, step, x, dpre, partial);
+      ++time;
     }
-    const int64_t done = time - (W - 1);
-    if (done < first) continue;
-    const float* dpre[W];
-    for (int i = 0; i < W; ++i) dpre[i] = ring[(time + 1 + i) % W];
-    T* dx = done >= piece.sequence_begin ? at<T>(p.dx, piece.batch, c0, done)
-                                         : state_row<W, T>(p.dinitial_states, f, piece, done) + c0;
-    dx_row<T, W>(dx, dpre, f.weight + c0, f.channels_padded, c1 - c0);
   }
 }
 

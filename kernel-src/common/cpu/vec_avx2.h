@@ -99,7 +99,10 @@ inline Vec load(const float* p) {
 }
 // Eight 16-bit values; the pointer says how to read them.
 inline Vec widen(__m128i bits, const BFloat16*) {
-  return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16))};
+  // One shuffle puts each value into the upper half of its lane.
+  const __m256i upper = _mm256_setr_epi8(-1, -1, 0, 1, -1, -1, 2, 3, -1, -1, 4, 5, -1, -1, 6, 7,  //
+                                         -1, -1, 8, 9, -1, -1, 10, 11, -1, -1, 12, 13, -1, -1, 14, 15);
+  return {_mm256_castsi256_ps(_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(bits), upper))};
 }
 inline Vec widen(__m128i bits, const Float16*) {
   return {_mm256_cvtph_ps(bits)};
@@ -113,18 +116,16 @@ inline void store(float* p, Vec a) {
   _mm256_storeu_ps(p, a.v);
 }
 inline __m128i narrow(Vec a, const BFloat16*) {
-  // Round to nearest even on the integer bits; a NaN keeps its top bits and is made quiet, so that the carry
-  // of the rounding cannot turn it into an infinity or a zero.
+  // Round to nearest even on the integer bits. A NaN becomes the one of all ones, so that the carry of the
+  // rounding cannot turn it into an infinity or a zero.
   const __m256i bits = _mm256_castps_si256(a.v);
   const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
   const __m256i rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
-  const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
-  const __m256 nan = _mm256_cmp_ps(a.v, a.v, _CMP_UNORD_Q);
-  const __m256i chosen =
-      _mm256_castps_si256(_mm256_blendv_ps(_mm256_castsi256_ps(rounded), _mm256_castsi256_ps(quiet), nan));
-  const __m256i high = _mm256_srli_epi32(chosen, 16);
-  const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(high, high), 0x08);
-  return _mm256_castsi256_si128(packed);
+  const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(a.v, a.v, _CMP_UNORD_Q));
+  const __m256i upper = _mm256_setr_epi8(2, 3, 6, 7, 10, 11, 14, 15, -1, -1, -1, -1, -1, -1, -1, -1,  //
+                                         2, 3, 6, 7, 10, 11, 14, 15, -1, -1, -1, -1, -1, -1, -1, -1);
+  const __m256i halves = _mm256_shuffle_epi8(_mm256_or_si256(rounded, nan), upper);
+  return _mm256_castsi256_si128(_mm256_permute4x64_epi64(halves, 0x08));
 }
 inline __m128i narrow(Vec a, const Float16*) {
   return _mm256_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT);

@@ -16,13 +16,17 @@ inline Vec exp2_fraction(Vec f) {
   return fma(p, f, splat(1.0f));
 }
 
+// 2^x for a caller that adds it to 1: as exp2, but 2^-126 for all x < -126.
+inline Vec exp2_normal(Vec x) {
+  const Vec clamped = min(splat(128.0f), max(splat(-126.0f), x));
+  const Vec n = round_nearest(clamped);
+  return scale_exponent(exp2_fraction(clamped - n), n);
+}
+
 // 2^x, relative error below 2e-7. x < -126 gives exactly 0 (-inf included), x >= 128 gives +inf, NaN stays
 // NaN.
 inline Vec exp2(Vec x) {
-  const Mask vanishes = less(x, splat(-126.0f));
-  const Vec clamped = min(splat(128.0f), max(splat(-126.0f), x));
-  const Vec n = round_nearest(clamped);
-  return select(vanishes, zero(), scale_exponent(exp2_fraction(clamped - n), n));
+  return select(less(x, splat(-126.0f)), zero(), exp2_normal(x));
 }
 
 // 2^x for x <= 0 (up to 127 in fact): two instructions fewer than exp2. Exactly 0 from -127 down (-inf
@@ -41,12 +45,12 @@ inline Vec exp(Vec x) {
 
 // 1 / (1 + e^-x); 0 at -inf, 1 at +inf.
 inline Vec sigmoid(Vec x) {
-  return splat(1.0f) / (splat(1.0f) + exp2(x * splat(-kLog2E)));
+  return splat(1.0f) / (splat(1.0f) + exp2_normal(x * splat(-kLog2E)));
 }
 
 // x * sigmoid(x)
 inline Vec silu(Vec x) {
-  return x / (splat(1.0f) + exp2(x * splat(-kLog2E)));
+  return x / (splat(1.0f) + exp2_normal(x * splat(-kLog2E)));
 }
 
 // Hyperbolic tangent, relative error below 3e-7: an odd polynomial for |x| < 0.625 (Cephes tanhf), else

@@ -1,0 +1,161 @@
+"""The convolution against what transformers runs on a CPU: the torch fallback in its modelling files, called as its
+models call it. They hand over a transposed (batch, seqlen, channels) projection, so x is channel-last.
+
+``CASES`` is what ``bundle bench`` times; the class is for ``kernels benchmark``.
+"""
+
+import itertools
+
+import torch
+from kernels.benchmark import Benchmark
+
+SHAPE, WIDTH = (1, 4096, 2048), 4  # (batch, seqlen, channels), as a model has it
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def fallback():
+    """transformers' own functions; importing them is slow, so only when a case is timed."""
+    from transformers.models.qwen3_next import modeling_qwen3_next
+
+    return modeling_qwen3_next
+
+
+def model_inputs(dtype, shape=SHAPE):
+    """x as (batch, channels, seqlen) channel-last, weight, bias, gradient."""
+    torch.manual_seed(0)
+    x, grad = (torch.randn(shape).to(dtype).transpose(1, 2) for _ in range(2))
+    return x, torch.randn(shape[2], WIDTH).to(dtype), torch.randn(shape[2]).to(dtype), grad
+
+
+def case(candidate, baselines, x, moved, operations=20):
+    """``moved``: how often x's bytes are read or written; ``operations`` a value, silu counted as ten."""
+    elements = x.numel()
+    return {
+        "candidate": candidate,
+        "baselines": baselines,
+        "flops": operations * elements,
+        "bytes": moved * elements * x.element_size(),
+    }
+
+
+def forward(dtype, channel_last=True, given=False, documents=1):
+    """Convolution and silu; ``given``: into a tensor that exists."""
+
+    def build(kernel):
+        x, weight, bias, _ = model_inputs(dtype)
+        x = x if channel_last else x.contiguous()
+        seq_idx = torch.arange(documents, dtype=torch.int32).repeat_interleave(x.shape[2] // documents)[None]
+        out = torch.empty_like(x) if given else None
+
+        def ours():
+            return kernel.causal_conv1d_fn(
+                x, weight, bias, seq_idx if documents > 1 else None, activation="silu", out=out
+            )
+
+        def each_document():
+            parts = [theirs(part, weight, bias, "silu") for part in x.split(x.shape[2] // documents, 2)]
+            return torch.cat(parts, 2) if documents > 1 else parts[0]
+
+        theirs = fallback().causal_conv1d_fn
+        return case(ours, {"transformers' fallback": each_document}, x, 2)
+
+    return build
+
+
+def copy_into(dtype):
+    """Convolution and silu into a given tensor against nothing but copying x there: the ratio is the share reached."""
+
+    def build(kernel):
+        x, weight, bias, _ = model_inputs(dtype)
+        out, copied = torch.empty_like(x), torch.empty_like(x)
+
+        def ours():
+            kernel.causal_conv1d_fn(x, weight, bias, activation="silu", out=out)
+            return x
+
+        return case(ours, {"copy": lambda: copied.copy_(x)}, x, 2)
+
+    return build
+
+
+def forward_backward(dtype, channel_last=True):
+    """A training step of the layer: output, dx, dweight, dbias."""
+
+    def build(kernel):
+        x, weight, bias, grad = model_inputs(dtype)
+        x = x if channel_last else x.contiguous()
+        leaves = [tensor.requires_grad_() for tensor in (x, weight, bias)]
+        theirs = fallback().causal_conv1d_fn
+
+        def step(convolve):
+            out = convolve(*leaves, activation="silu")
+            return (out, *torch.autograd.grad(out, leaves, grad))
+
+        return case(
+            lambda: step(kernel.causal_conv1d_fn),
+            {"transformers' fallback": lambda: step(theirs)},
+            x,
+            5,
+            operations=50,
+        )
+
+    return build
+
+
+@torch.no_grad()
+def update(dtype):
+    """One token of decoding."""
+
+    def build(kernel):
+        x, weight, bias, _ = model_inputs(dtype, (1, 1, SHAPE[2]))
+        states = [torch.randn(1, SHAPE[2], WIDTH).to(dtype)] * 2
+        states = [state.clone() for state in states]
+        theirs = fallback().causal_conv1d_update
+
+        def step(update, state):
+            with torch.no_grad():
+                return update(x, state, weight, bias, "silu")
+
+        return case(
+            lambda: step(kernel.causal_conv1d_update, states[0]),
+            {"transformers' fallback": lambda: step(theirs, states[1])},
+            x,
+            2 + 3 * WIDTH,
+        )
+
+    return build
+
+
+def all_cases():
+    """``(name, build)`` in the order of the table in kernel-src/causal_conv1d/README.md."""
+    for name, dtype in DTYPES.items():
+        yield f"forward channel-last {name}", forward(dtype)
+    for name, dtype in DTYPES.items():
+        yield f"forward channel-last given {name}", forward(dtype, given=True)
+    for (name, dtype), channel_last in itertools.product(DTYPES.items(), (True, False)):
+        layout = "channel-last" if channel_last else "channel-first"
+        yield f"forward+backward {layout} {name}", forward_backward(dtype, channel_last)
+    for name, dtype in DTYPES.items():
+        yield f"forward channel-first {name}", forward(dtype, channel_last=False)
+        yield f"forward 8 documents {name}", forward(dtype, documents=8)
+        yield f"share of copying {name}", copy_into(dtype)
+        yield f"update {name}", update(dtype)
+
+
+CASES = dict(all_cases())
+
+
+class CausalConv1dBenchmark(Benchmark):
+    """``kernels benchmark``: forward and silu, (1, 4096, 2048) channel-last, float32, width 4."""
+
+    seed = 0
+
+    def setup(self):
+        self.x, self.weight, self.bias, _ = model_inputs(torch.float32)
+        self.out = torch.empty_like(self.x)
+
+    def benchmark_forward(self):
+        self.out = self.kernel.causal_conv1d_fn(self.x, self.weight, self.bias, activation="silu")
+
+    def verify_forward(self):
+        return fallback().causal_conv1d_fn(self.x, self.weight, self.bias, "silu")
