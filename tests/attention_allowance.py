@@ -87,7 +87,7 @@ def _forward(s, options):
     weights_error = weights * relative + SMALLEST_WEIGHT
     mean = weights_error.sum(-1, keepdim=True)
     if options.sinks is not None:
-        mean = mean + FUNCTION_ULPS * U * (1 + options.sinks.detach().abs()[:, None, None])
+        mean = mean + FUNCTION_ULPS * U * (1 + _finite(options.sinks).abs()[:, None, None])
     growth = gamma(2 * s.k.shape[1] + FUNCTION_ULPS)
     out = (s.keep * (weights_error + weights * (mean + growth))) @ s.v.detach().abs()
     lse = (mean.squeeze(-1) + growth + 4 * U * (1 + peak.squeeze(-1))) * s.lse.isfinite()
