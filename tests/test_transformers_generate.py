@@ -4,7 +4,7 @@ import functools
 
 import pytest
 import torch
-from tiny_models import assert_near, build, samples, transformers
+from tiny_models import assert_near, build, samples
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -74,15 +74,3 @@ def test_padded_rows_equal_their_own(model, family):
     wanted, eager = (_alone(family, dtype)[2] for dtype in (torch.float64, torch.float32))
     for row, got, exact, other in zip(ROWS, padded, wanted, eager, strict=True):
         assert_near(got[-len(row) :], exact, other, f"row of {len(row)}")
-
-
-def test_continuous_batching(model, family):
-    """Requests of several lengths share batches of packed queries over one paged cache."""
-    if family == "lfm2":
-        pytest.skip("transformers has no paged cache for convolution states")
-    config = transformers.GenerationConfig(max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=-1, pad_token_id=0)
-    pages = transformers.ContinuousBatchingConfig(page_size=16, num_blocks=32, max_batch_tokens=64)
-    requests = model.generate_batch([row.tolist() for row in ROWS], config, pages, warmup=False)
-    wanted, _, _ = _alone(family, torch.float64)
-    assert [request.error for request in requests.values()] == [None] * len(ROWS)
-    assert [request.generated_tokens for request in requests.values()] == wanted.tolist()

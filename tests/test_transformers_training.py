@@ -89,7 +89,7 @@ def test_trainer_takes_the_steps_of_single_samples(padfree, family, tmp_path):
 
 
 def test_fullgraph_compile_trains_and_follows_lengths(padfree):
-    """Attention, convolution and recurrence at once. bf16: for float32 weights transformers itself breaks the graph (it logs)."""
+    """Attention, convolution and recurrence at once; bf16, since transformers breaks the graph of float32 weights."""
     model = build("qwen3_next", torch.bfloat16).train()
     padfree.enable(model)
     torch._dynamo.reset()
