@@ -4,7 +4,7 @@ import pytest
 import reference
 import torch
 from attention_case import check, inputs
-from cases import DTYPES, LAYOUTS
+from cases import DTYPES, LAYOUTS, randn
 from tolerance import assert_close
 
 hypothesis = pytest.importorskip("hypothesis")
@@ -44,8 +44,21 @@ def options(draw):
     }
 
 
-@hypothesis.given(arguments=calls(), chosen=options(), layout=st.sampled_from(sorted(LAYOUTS)))
-def test_any_call_matches_the_oracle(padfree, device, arguments, chosen, layout):
+@st.composite
+def modifiers(draw, heads, sequences):
+    """Sinks and ALiBi slopes, each absent, shared or of its own for each sequence."""
+    chosen = {}
+    if draw(st.booleans()):
+        chosen["s_aux"] = randn(heads, seed=draw(st.integers(0, 9))) * draw(st.sampled_from([1.0, 20.0]))
+    slopes = draw(st.sampled_from([None, (heads,), (sequences, heads)]))
+    if slopes is not None:
+        chosen["alibi_slopes"] = randn(*slopes, seed=draw(st.integers(0, 9))).abs()
+    return chosen
+
+
+@hypothesis.given(arguments=calls(), chosen=options(), layout=st.sampled_from(sorted(LAYOUTS)), data=st.data())
+def test_any_call_matches_the_oracle(padfree, device, arguments, chosen, layout, data):
+    chosen.update(data.draw(modifiers(arguments["heads"][0], len(arguments["lengths_q"]))))
     case = inputs(**arguments, device=device)
     for name in ("q", "k", "v", "dout"):
         case[name] = LAYOUTS[layout](case[name])
@@ -73,3 +86,27 @@ def test_parts_of_the_keys_merge(padfree, device, seqlen_k, cut, dtype, softcap)
         merged = merged + weight * out.double()
         allowance = allowance + weight * (wanted["out"][1] + torch.expm1(lse_error) * out.double().abs())
     assert_close(merged, whole["out"][0], allowance, "merged out")
+
+
+@hypothesis.given(
+    lengths=st.tuples(st.integers(1, 20), st.integers(1, 150)),
+    heads=HEADS,
+    dtype=st.sampled_from(DTYPES),
+    chosen=options(),
+    density=st.sampled_from([0.0, 0.1, 0.7, 1.0]),
+    blocks=st.integers(1, 70),
+    boolean=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_any_mask_matches_the_oracle(padfree, device, lengths, heads, dtype, chosen, density, blocks, boolean, seed):
+    """Masks of random blocks of keys, so that tiles are full, empty and mixed."""
+    del chosen["window_size"]
+    case = inputs([lengths[0]] * 2, [lengths[1]] * 2, heads, (16, 8), dtype, device, seed=seed)
+    seen = torch.rand(2, heads[0], lengths[0], -(-lengths[1] // blocks), generator=torch.Generator().manual_seed(seed))
+    mask = (seen < density).repeat_interleave(blocks, -1)[..., : lengths[1]].to(device)
+    if not boolean:
+        mask = randn(*mask.shape, dtype=dtype, seed=seed, device=device).masked_fill(~mask, float("-inf"))
+    out, lse, _ = padfree.attention_with_mask(case["q"], case["k"], case["v"], mask, return_attn_probs=True, **chosen)
+    wanted = reference.attention(case["q"], case["k"], case["v"], mask=mask, **chosen)
+    assert_close(out, *wanted["out"], "out")
+    assert_close(lse, *wanted["lse"], "lse")
