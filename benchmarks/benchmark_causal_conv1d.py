@@ -102,14 +102,13 @@ def forward_backward(dtype, channel_last=True):
     return build
 
 
-@torch.no_grad()
 def update(dtype):
     """One token of decoding."""
 
     def build(kernel):
         x, weight, bias, _ = model_inputs(dtype, (1, 1, SHAPE[2]))
-        states = [torch.randn(1, SHAPE[2], WIDTH).to(dtype)] * 2
-        states = [state.clone() for state in states]
+        state = torch.randn(1, SHAPE[2], WIDTH).to(dtype)
+        states = (state, state.clone())
         theirs = fallback().causal_conv1d_update
 
         def step(update, state):
@@ -127,7 +126,7 @@ def update(dtype):
 
 
 def all_cases():
-    """``(name, build)`` in the order of the table in kernel-src/causal_conv1d/README.md."""
+    """``(name, build)`` of every case."""
     for name, dtype in DTYPES.items():
         yield f"forward channel-last {name}", forward(dtype)
     for name, dtype in DTYPES.items():
