@@ -5,7 +5,7 @@ import torch
 from cases import cu_seqlens, randn
 from tolerance import assert_close
 
-GATES = ["head"]
+GATES = ["head", "channel"]
 """A gate per head: chunk_gated_delta_rule. A gate per channel: chunk_kda."""
 
 

@@ -331,6 +331,8 @@ _DELTA_CHUNK = 64
 def _delta_sequence(q, k, v, g, beta, state, perturb):
     """(out, state) of a sequence, all (runs, T, H, ...): heads of q and k repeated, q scaled; state (runs, H, K, V)."""
     terms = k.shape[-1] + _DELTA_CHUNK  # of the sums over keys; gradients also sum over values
+    if g.dim() == 4:  # decays between two tokens are running products, rounded once a token
+        terms += _DELTA_CHUNK
     terms_backward = terms + v.shape[-1]
     out = []
     for t in range(q.shape[1]):

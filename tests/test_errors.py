@@ -584,6 +584,24 @@ def test_fused_recurrent_gated_delta_rule(padfree, changed, kind, text):
     assert str(error.value) == f"fused_recurrent_gated_delta_rule: {text}"
 
 
+@pytest.mark.parametrize("function", ["chunk_kda", "fused_recurrent_kda"])
+@pytest.mark.parametrize(
+    ("changed", "kind", "text"),
+    [
+        ({}, ValueError, "g must have shape (2, 5, 4, 8), got (2, 5, 4)"),
+        ({"g": None}, TypeError, "g must be a tensor, got NoneType"),
+        ({"g": randn(2, 5, 4, 8), "use_gate_in_kernel": True, "A_log": randn(4), "dt_bias": randn(4)}, ValueError,
+         "dt_bias must have shape (32,), got (4,)"),
+        ({"g": randn(2, 5, 4, 8), "beta": randn(2, 5, 2)}, ValueError, "beta must have shape (2, 5, 4), got (2, 5, 2)"),
+        ({"g": randn(2, 5, 4, 8), "scale": 0}, ValueError, "scale must not be 0, got 0"),
+    ],
+)  # fmt: skip
+def test_kda(padfree, function, changed, kind, text):
+    with pytest.raises(kind) as error:
+        getattr(padfree, function)(**delta_arguments(**changed))
+    assert str(error.value) == f"{function}: {text}"
+
+
 DELTA_OP_ERRORS = {
     "q must be float32, bfloat16 or float16": {"q": randn(2, 5, 2, 8).double()},
     "k must have the dtype of the first input": {"k": randn(2, 5, 2, 8).half()},

@@ -131,7 +131,7 @@ def test_recurrent_form_is_differentiable(padfree, device, gate):
         assert_same_bits(got[name], wanted[name], name)
 
 
-@pytest.mark.parametrize("beta", [1.0, 0.999, 2.0])
+@pytest.mark.parametrize("beta", [1.0, 0.999, 1.5])
 @pytest.mark.parametrize("decay", [0.0, -1e-4])
 @ALL_GATES
 def test_equal_keys_with_beta_near_one(padfree, device, beta, decay, gate):
@@ -165,10 +165,10 @@ def test_a_closed_gate_equals_a_boundary(padfree, device, gate):
     assert_close(together["out"], apart["out"].double(), 1e-5, "out")
 
 
-@ALL_GATES
-def test_positive_gates(padfree, device, gate):
-    case = inputs([70], gate, device=device)
-    check(padfree, {**case, "g": -case["g"] * 0.2})
+def test_positive_gates(padfree, device):
+    """Not what the rule is for (states grow, and errors with them), but nothing may overflow on the way."""
+    case = inputs([70], device=device)
+    check(padfree, {**case, "g": -case["g"] * 0.1})
 
 
 @ALL_DTYPES
@@ -312,8 +312,9 @@ def test_threads_do_not_change_a_bit(padfree, device, heads, dtype, gate):
             assert_same_bits(other[name], x, name)
 
 
-def test_value_first_states(padfree, device):
-    case = forward_only(inputs([20], device=device))
+@ALL_GATES
+def test_value_first_states(padfree, device, gate):
+    case = forward_only(inputs([20], gate, device=device))
     wanted = call(padfree, **case)
     flipped = {**case, "initial_state": case["initial_state"].transpose(-1, -2).contiguous()}
     for recurrent in (False, True):
@@ -322,15 +323,17 @@ def test_value_first_states(padfree, device):
 
 
 @pytest.mark.parametrize("neg_eigval", [False, True])
-def test_activations_inside(padfree, device, neg_eigval):
-    case = inputs([20], device=device)
+@ALL_GATES
+def test_activations_inside(padfree, device, neg_eigval, gate):
+    case = inputs([20], gate, device=device)
     raw = {**case, "g": randn(*case["g"].shape, seed=11), "beta": randn(*case["beta"].shape, seed=12)}
-    A_log, dt_bias = randn(2, seed=13), randn(2, seed=14)
+    A_log, dt_bias = randn(2, seed=13), randn(2 if gate == "head" else 2 * 16, seed=14)
     got = call(
         padfree, **raw, use_gate_in_kernel=True, A_log=A_log, dt_bias=dt_bias,
         use_beta_sigmoid_in_kernel=True, allow_neg_eigval=neg_eigval,
     )  # fmt: skip
-    g = -A_log.exp() * torch.nn.functional.softplus(raw["g"] + dt_bias)
+    factor, bias = (A_log, dt_bias) if gate == "head" else (A_log[:, None], dt_bias.view(2, 16))
+    g = -factor.exp() * torch.nn.functional.softplus(raw["g"] + bias)
     beta = raw["beta"].sigmoid() * (2 if neg_eigval else 1)
     wanted = call(padfree, **{**case, "g": g, "beta": beta})
     assert_same_bits(got["out"], wanted["out"], "out")

@@ -11,7 +11,12 @@ from .attention_packed import (
     flash_attn_varlen_qkvpacked_func,
 )
 from .causal_conv1d import causal_conv1d_fn, causal_conv1d_update, causal_conv1d_varlen_states
-from .gated_delta_rule import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule
+from .gated_delta_rule import (
+    chunk_gated_delta_rule,
+    chunk_kda,
+    fused_recurrent_gated_delta_rule,
+    fused_recurrent_kda,
+)
 from .integrity import verify
 from .masks import register_masked_attention
 from .packages import install_as_packages
@@ -25,6 +30,7 @@ __all__ = [
     "causal_conv1d_update",
     "causal_conv1d_varlen_states",
     "chunk_gated_delta_rule",
+    "chunk_kda",
     "disable",
     "enable",
     "flash_attn_func",
@@ -35,6 +41,7 @@ __all__ = [
     "flash_attn_varlen_qkvpacked_func",
     "flash_attn_with_kvcache",
     "fused_recurrent_gated_delta_rule",
+    "fused_recurrent_kda",
     "install_as_packages",
     "isa",
     "layers",

@@ -1,8 +1,8 @@
-"""Gated delta rule, padding-free: public functions, argument checks and defaults.
+"""Gated delta rule and Kimi delta attention, padding-free: public functions, argument checks and defaults.
 
 Every function computes, token by token of each sequence and value head, with the state S of shape (Dk, Dv)::
 
-    S   <- exp(g_t) * S                      one gate per head
+    S   <- exp(g_t) * S                      one gate per head, or one per channel of k (KDA)
     S   <- S + k_t (beta_t (v_t - S^T k_t))^T
     o_t  = scale * S^T q_t
 
@@ -10,6 +10,7 @@ The ``chunk`` forms do so 64 tokens at a time and are differentiable; the ``fuse
 decoding, and hand over to the chunk form where a gradient is wanted.
 """
 
+import math
 from typing import NamedTuple, Optional
 
 import torch
@@ -133,6 +134,85 @@ def fused_recurrent_gated_delta_rule(
     return _recurrent(op, call, initial_state, output_final_state, state_v_first, inplace_final_state)
 
 
+def chunk_kda(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    scale: Optional[float] = None,
+    initial_state: Optional[torch.Tensor] = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    *,
+    state_v_first: bool = False,
+    cu_seqlens: Optional[torch.Tensor] = None,
+    A_log: Optional[torch.Tensor] = None,
+    dt_bias: Optional[torch.Tensor] = None,
+) -> tuple[torch.Tensor, Optional[torch.Tensor]]:
+    """Kimi delta attention: the gated delta rule with a gate per channel of k, chunk by chunk; differentiable.
+
+    ``S <- diag(exp(g_t)) S``, ``S <- S + k_t (beta_t (v_t - S^T k_t))^T``, ``o_t = scale * S^T q_t``
+
+    Args:
+        g: (B, T, HV, K), any of the three dtypes: the logarithms of the decays, not positive (growth is computed as
+            well, but rounding errors grow faster than with a gate per head). Bounded below as there.
+        use_gate_in_kernel: use ``-exp(A_log) * softplus(g + dt_bias)`` as g; A_log is (HV), dt_bias (HV * K).
+        The rest: as in ``chunk_gated_delta_rule``.
+
+    Returns:
+        ``(o, final_state)`` as ``chunk_gated_delta_rule`` does.
+
+    Raises:
+        As ``chunk_gated_delta_rule``.
+
+    Source: Kimi Linear (2025); the semantics of flash-linear-attention.
+    """
+    op = "chunk_kda"
+    _check_values(op, q, k, v)
+    gate = use_gate_in_kernel, A_log, dt_bias
+    g, beta = _activated(op, v, g, beta, gate, use_beta_sigmoid_in_kernel, allow_neg_eigval, q.shape[3:])
+    call = _checked(op, q, k, v, g, beta, scale, initial_state, use_qk_l2norm_in_kernel, cu_seqlens, state_v_first)
+    return _chunk(call, output_final_state, state_v_first)
+
+
+def fused_recurrent_kda(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    A_log: Optional[torch.Tensor] = None,
+    dt_bias: Optional[torch.Tensor] = None,
+    scale: Optional[float] = None,
+    initial_state: Optional[torch.Tensor] = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    *,
+    state_v_first: bool = False,
+    cu_seqlens: Optional[torch.Tensor] = None,
+    inplace_final_state: bool = False,
+) -> tuple[torch.Tensor, Optional[torch.Tensor]]:
+    """Kimi delta attention token by token: what ``chunk_kda`` computes, for steps of few tokens.
+
+    Where a gradient is wanted, the chunk form computes the result instead, and is differentiable.
+
+    Args, Returns, Raises: as in ``chunk_kda``; ``inplace_final_state`` as in ``fused_recurrent_gated_delta_rule``.
+    """
+    op = "fused_recurrent_kda"
+    _check_values(op, q, k, v)
+    gate = use_gate_in_kernel, A_log, dt_bias
+    g, beta = _activated(op, v, g, beta, gate, use_beta_sigmoid_in_kernel, allow_neg_eigval, q.shape[3:])
+    call = _checked(op, q, k, v, g, beta, scale, initial_state, use_qk_l2norm_in_kernel, cu_seqlens, state_v_first)
+    return _recurrent(op, call, initial_state, output_final_state, state_v_first, inplace_final_state)
+
+
 class _Call(NamedTuple):
     """The arguments of the ops, checked, defaults filled in, in their order."""
 
@@ -228,11 +308,12 @@ def _activated(
     gate: tuple[bool, Optional[torch.Tensor], Optional[torch.Tensor]],
     sigmoid: bool,
     neg_eigval: bool,
+    channels: tuple = (),
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """g as a logarithm of the decay and beta as a factor, both float32."""
+    """g as a logarithm of the decay and beta as a factor, both float32; ``channels`` (K,) for a gate per channel."""
     heads = v.shape[2]
     use_gate, A_log, dt_bias = gate
-    _check_shape(op, "g", g, v, v.shape[:3])
+    _check_shape(op, "g", g, v, (*v.shape[:3], *channels))
     _check_shape(op, "beta", beta, v, v.shape[:3])
     g, beta = g.float(), beta.float()
     if use_gate:
@@ -240,9 +321,9 @@ def _activated(
             raise ValueError(f"{op}: A_log must be a tensor where use_gate_in_kernel is True, got None")
         _check_shape(op, "A_log", A_log, v, (heads,))
         if dt_bias is not None:
-            _check_shape(op, "dt_bias", dt_bias, v, (heads,))
-            g = g + dt_bias.float()
-        g = -A_log.float().exp() * F.softplus(g)
+            _check_shape(op, "dt_bias", dt_bias, v, (math.prod((heads, *channels)),))
+            g = g + dt_bias.float().view(heads, *channels)
+        g = -A_log.float().exp().view(heads, *(1 for _ in channels)) * F.softplus(g)
     elif A_log is not None or dt_bias is not None:
         raise ValueError(f"{op}: A_log and dt_bias must be None where use_gate_in_kernel is False, got a tensor")
     if sigmoid:

@@ -5,17 +5,20 @@
 // Needs the state before each chunk, which the forward saved. Everything else of a chunk is computed again.
 #pragma once
 
+#include "gated_delta_rule/cpu/gate_channel_backward.h"
 #include "gated_delta_rule/cpu/gate_head_backward.h"
 #include "gated_delta_rule/cpu/values.h"
 
 namespace padfree::gated_delta_rule {
 namespace {
 
+template <typename Gate, typename Scratch>
 struct BackwardSpace {
   Keys keys;
   Panels q_panels, k_panels;
-  HeadGate gate;
+  Gate gate;
   GateGradients gradients;
+  Scratch scratch_of_gate;
   float *dq, *dk;  // rows, summed over the group
   float* dstates;  // one for each value head: the gradient of the state after the chunk
   int state_floats;
@@ -26,16 +29,18 @@ struct BackwardSpace {
   float* dv;
 };
 
-inline BackwardSpace backward_space(const Params& p, Arena& arena) {
+template <typename Gate, typename Scratch>
+inline BackwardSpace<Gate, Scratch> backward_space(const Params& p, Arena& arena) {
   const int ld = round_up(p.head_dim, kPanel), width = round_up(p.head_dim_v, kPanel);
   const auto panels = [&](int rows, int columns) {
     return Panels{arena.take(rows * columns), rows * kPanel};
   };
-  BackwardSpace space;
+  BackwardSpace<Gate, Scratch> space;
   space.keys = keys_space(p, arena);
   space.q_panels = panels(kChunk, ld);
   space.k_panels = panels(kChunk, ld);
-  space.gate = head_gate_space(p, true, arena);
+  gate_space(p, true, arena, space.gate);
+  scratch_space(p, arena, space.gate, space.scratch_of_gate);
   space.gradients = gate_gradients_space(p, arena);
   space.dq = arena.take(kChunk * ld);
   space.dk = arena.take(kChunk * ld);
@@ -51,8 +56,9 @@ inline BackwardSpace backward_space(const Params& p, Arena& arena) {
 }
 
 // Y = (1 - A^T)^-1 (P^T dO + out * (K_out dS)), and its rows, and dv = beta * Y.
+template <typename Space>
 inline void solve_right_side_gradient(const Params& p, const Gated& gated, int ld, const Panels* dstate,
-                                      BackwardSpace& space) {
+                                      Space& space) {
   const int n = gated.n, width = round_up(p.head_dim_v, kPanel), panels = width / kPanel;
   const Result y = panels_result(space.y);
   if (dstate != nullptr) {
@@ -81,8 +87,9 @@ inline void dot_rows(Panels a, Panels b, int n, int panels, float* out) {
 }
 
 // What reaches the gate: the products of Y, dO and D with states and with each other.
+template <typename Space>
 inline void gate_gradients(const Params& p, const Gated& gated, int ld, const Panels* state,
-                           const Panels* dstate, BackwardSpace& space) {
+                           const Panels* dstate, Space& space) {
   const int n = gated.n, width = round_up(p.head_dim_v, kPanel), panels = width / kPanel;
   GateGradients& g = space.gradients;
   const auto times = [&](const float* rows, Panels transposed, float* out) {
@@ -119,8 +126,9 @@ inline void gate_gradients(const Params& p, const Gated& gated, int ld, const Pa
 }
 
 // dS <- decay * dS + Q_in^T (in * dO) - K_in^T (in * beta * Y); overwrites dout and y.
+template <typename Space>
 inline void step_state_gradient(const Params& p, const Gated& gated, int ld, bool has_dstate, Panels dstate,
-                                BackwardSpace& space) {
+                                Space& space) {
   const int n = gated.n, panels = round_up(p.head_dim_v, kPanel) / kPanel;
   float factor[kChunk];
   for (int i = 0; i < n; ++i) factor[i] = -gated.in[i] * gated.beta[i];
@@ -136,8 +144,9 @@ inline void step_state_gradient(const Params& p, const Gated& gated, int ld, boo
   product<Update::kAdd, Layout::kTransposed>(p.head_dim, panels, n, gated.k_in, ld, space.y, to);
 }
 
+template <typename Space>
 inline void backward_chunk(const Params& p, const Sequence& s, int head, int64_t begin, const Panels* state,
-                           bool has_dstate, Panels dstate, BackwardSpace& space) {
+                           bool has_dstate, Panels dstate, Space& space) {
   const int n = space.keys.n, ld = space.keys.ld;
   const int width = round_up(p.head_dim_v, kPanel), panels = width / kPanel;
   const Gated& gated = space.gate.gated;
@@ -154,7 +163,7 @@ inline void backward_chunk(const Params& p, const Sequence& s, int head, int64_t
   store_rows(p, p.dv, s, head, begin, n, p.head_dim_v, space.dv, width);
   gate_gradients(p, gated, ld, state, has_dstate ? &dstate : nullptr, space);
   pull_back(p, s, space.keys, space.q_panels, space.k_panels, head, begin, space.gate, space.gradients,
-            space.dq, space.dk);
+            space.scratch_of_gate, space.dq, space.dk);
   step_state_gradient(p, gated, ld, has_dstate, dstate, space);
 }
 
@@ -173,9 +182,10 @@ inline void pull_norm(const float* rows, int n, int ld, float factor, const floa
   }
 }
 
+template <typename Gate, typename Scratch>
 void backward(const Params& p, const Task& task, float* workspace) {
   Arena arena{workspace};
-  BackwardSpace space = backward_space(p, arena);
+  BackwardSpace<Gate, Scratch> space = backward_space<Gate, Scratch>(p, arena);
   const Sequence& s = p.sequences[task.sequence];
   Keys& keys = space.keys;
   const int ld = keys.ld, panels = ld / kPanel, step = p.head_dim * kPanel, heads = p.heads_k * p.group;

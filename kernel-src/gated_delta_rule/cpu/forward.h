@@ -3,26 +3,29 @@
 // cutting them into tasks changes no bit.
 #pragma once
 
+#include "gated_delta_rule/cpu/gate_channel.h"
 #include "gated_delta_rule/cpu/gate_head.h"
 #include "gated_delta_rule/cpu/values.h"
 
 namespace padfree::gated_delta_rule {
 namespace {
 
+template <typename Gate>
 struct ForwardSpace {
   Keys keys;
-  HeadGate gate;
+  Gate gate;
   float* states;  // one for each value head of the group
   int state_floats;
   Panels d, scaled_d;
   float* out;
 };
 
-inline ForwardSpace forward_space(const Params& p, Arena& arena) {
+template <typename Gate>
+inline ForwardSpace<Gate> forward_space(const Params& p, Arena& arena) {
   const int width = round_up(p.head_dim_v, kPanel);
-  ForwardSpace space;
+  ForwardSpace<Gate> space;
   space.keys = keys_space(p, arena);
-  space.gate = head_gate_space(p, false, arena);
+  gate_space(p, false, arena, space.gate);
   space.state_floats = p.head_dim * width;
   space.states = arena.take(static_cast<int64_t>(p.group) * space.state_floats);
   space.d = {arena.take(kChunk * width), kChunk * kPanel};
@@ -31,8 +34,9 @@ inline ForwardSpace forward_space(const Params& p, Arena& arena) {
   return space;
 }
 
+template <typename Gate>
 inline void forward_chunk(const Params& p, const Sequence& s, int head, int64_t begin, const Gated& gated,
-                          Columns columns, bool has_state, Panels state, ForwardSpace& space) {
+                          Columns columns, bool has_state, Panels state, ForwardSpace<Gate>& space) {
   const int n = gated.n, ld = space.keys.ld, width = columns.panels * kPanel;
   solve_values(p, s, head, begin, gated, ld, columns, has_state, state, space.d, nullptr);
 
@@ -59,9 +63,10 @@ inline void forward_chunk(const Params& p, const Sequence& s, int head, int64_t 
   }
 }
 
+template <typename Gate>
 void forward(const Params& p, const Task& task, float* workspace) {
   Arena arena{workspace};
-  ForwardSpace space = forward_space(p, arena);
+  ForwardSpace<Gate> space = forward_space<Gate>(p, arena);
   const Sequence& s = p.sequences[task.sequence];
   const Columns columns = columns_of(p, task.panel_begin, task.panel_end);
   const int step = p.head_dim * kPanel, heads = p.heads_k * p.group;

@@ -18,8 +18,7 @@ struct HeadGate {
   float state_decay;  // exp(G of the last token)
 };
 
-inline HeadGate head_gate_space(const Params& p, bool backward, Arena& arena) {
-  HeadGate gate;
+inline void gate_space(const Params& p, bool backward, Arena& arena, HeadGate& gate) {
   gate.sum_high = arena.take(kChunk);
   gate.sum_low = arena.take(kChunk);
   gate.in = arena.take(kChunk);
@@ -29,7 +28,6 @@ inline HeadGate head_gate_space(const Params& p, bool backward, Arena& arena) {
   gate.gated.a = arena.take(kChunk * kChunk);
   gate.gated.p = arena.take(kChunk * kChunk);
   gate.pairs = backward ? arena.take(kChunk * kChunk) : nullptr;
-  return gate;
 }
 
 inline void sum_gates(const Params& p, const Sequence& s, int head, int64_t begin, int n, HeadGate& gate) {

@@ -5,30 +5,16 @@
 // cancellation between pairs that do not span it: it is exactly zero where the decay is.
 #pragma once
 
+#include "gated_delta_rule/cpu/gate_gradients.h"
 #include "gated_delta_rule/cpu/gate_head.h"
 
 namespace padfree::gated_delta_rule {
 namespace {
 
-// What backward.h hands over, without the factors in, out and beta.
-struct GateGradients {
-  float *q_in, *k_in, *k_out;    // rows of ld: dO S^T, Y S^T, D dS^T; zero where there is no state
-  float *a, *p;                  // (kChunk, kChunk), lower triangle: Y D^T, dO D^T
-  float* beta;                   // n: Y . X so far
-  float* decay;                  // head_dim: rowwise dS . S
-  float *from_state, *to_state;  // kChunk, scratch
-  float* crossing;               // kChunk, scratch
-};
+// The head's gate needs no more than GateGradients holds.
+struct HeadScratch {};
 
-inline GateGradients gate_gradients_space(const Params& p, Arena& arena) {
-  const int ld = round_up(p.head_dim, kPanel);
-  GateGradients g;
-  for (float** rows : {&g.q_in, &g.k_in, &g.k_out}) *rows = arena.take(kChunk * ld);
-  for (float** square : {&g.a, &g.p}) *square = arena.take(kChunk * kChunk);
-  for (float** line : {&g.beta, &g.from_state, &g.to_state, &g.crossing}) *line = arena.take(kChunk);
-  g.decay = arena.take(ld);
-  return g;
-}
+inline void scratch_space(const Params&, Arena&, HeadGate&, HeadScratch&) {}
 
 // Parts of dq and dk that came through the state, and their effect on g.
 inline void pull_rows(const Keys& keys, const HeadGate& gate, GateGradients& g, float* dq, float* dk) {
@@ -82,7 +68,8 @@ inline void pull_pairs(const Keys& keys, const HeadGate& gate, GateGradients& g,
 
 // dq, dk, dbeta, dg of one chunk of one value head; dq and dk are added to.
 inline void pull_back(const Params& p, const Sequence& s, const Keys& keys, Panels q_panels, Panels k_panels,
-                      int head, int64_t begin, const HeadGate& gate, GateGradients& g, float* dq, float* dk) {
+                      int head, int64_t begin, HeadGate& gate, GateGradients& g, HeadScratch&, float* dq,
+                      float* dk) {
   const int n = keys.n, panels = keys.ld / kPanel;
   pull_rows(keys, gate, g, dq, dk);
   pull_pairs(keys, gate, g, element(p.dg, s, head, begin), p.dg.row_stride);

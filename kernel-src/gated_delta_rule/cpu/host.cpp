@@ -177,10 +177,10 @@ Tensor new_rows(const Inputs& in, const std::vector<Sequence>& sequences, const 
 }
 
 // Runs `kernel` on every task, with a workspace for each worker.
-void run(Params& params, const std::vector<Task>& tasks, const Tensor& like, int64_t floats,
-         void (*kernel)(const Params&, const Task&, float*)) {
+void run(Params& params, const std::vector<Task>& tasks, const Tensor& like, Kernels::Floats floats,
+         Kernels::Run kernel) {
   params.tasks = tasks.data();
-  params.workspace_stride = (floats + 15) / 16 * 16;
+  params.workspace_stride = (floats(params) + 15) / 16 * 16;
   const int64_t count = static_cast<int64_t>(tasks.size());
   const int64_t workers = std::max<int64_t>(1, std::min<int64_t>(num_threads(), count));
   const Tensor workspace =
@@ -188,7 +188,7 @@ void run(Params& params, const std::vector<Task>& tasks, const Tensor& like, int
   params.workspace = data_of(workspace);
   struct Context {
     const Params& params;
-    void (*kernel)(const Params&, const Task&, float*);
+    Kernels::Run kernel;
   } context{params, kernel};
   const auto body = [](void* opaque, int64_t index, int worker) {
     const auto& [p, run_task] = *static_cast<Context*>(opaque);
@@ -214,7 +214,7 @@ std::tuple<Tensor, Tensor, Tensor> forward_op(Inputs in, bool output_final_state
   params.sequences = sequences.data();
   const Kernels& kernels = current_kernels();
   run(params, forward_tasks(params, sequences, num_threads(), kernels.panel), in.beta,
-      kernels.forward_workspace(params), kernels.forward);
+      kernels.forward_workspace[params.gate_per_channel], kernels.forward[params.gate_per_channel]);
   return {out, final_state, states};
 }
 
@@ -251,8 +251,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_op(Tensor do
   params.dbeta = floats_of(dbeta);
   params.sequences = sequences.data();
   const Kernels& kernels = current_kernels();
-  run(params, backward_tasks(params, sequences), in.beta, kernels.backward_workspace(params),
-      kernels.backward);
+  run(params, backward_tasks(params, sequences), in.beta, kernels.backward_workspace[params.gate_per_channel],
+      kernels.backward[params.gate_per_channel]);
   return {dq, dk, dv, dg, dbeta, dinitial_state};
 }
 
@@ -265,8 +265,7 @@ Tensor recurrent_op(const Inputs& in, const Tensor& final_state) {
   params.final_state = data_of(final_state);
   params.sequences = sequences.data();
   const Kernels& kernels = current_kernels();
-  run(params, recurrent_tasks(params, sequences), in.beta, kernels.recurrent_workspace(params),
-      kernels.recurrent);
+  run(params, recurrent_tasks(params, sequences), in.beta, kernels.recurrent_workspace, kernels.recurrent);
   return out;
 }
 

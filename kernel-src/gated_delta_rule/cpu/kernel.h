@@ -28,11 +28,12 @@ int64_t floats_of(const Params& p) {
   return arena.used;
 }
 
-constexpr Kernels kKernels = {forward,
-                              backward,
+constexpr Kernels kKernels = {{forward<HeadGate>, forward<ChannelGate>},
+                              {backward<HeadGate, HeadScratch>, backward<ChannelGate, ChannelScratch>},
                               recurrent,
-                              floats_of<forward_space>,
-                              floats_of<backward_space>,
+                              {floats_of<forward_space<HeadGate>>, floats_of<forward_space<ChannelGate>>},
+                              {floats_of<backward_space<HeadGate, HeadScratch>>,
+                               floats_of<backward_space<ChannelGate, ChannelScratch>>},
                               floats_of<recurrent_space>,
                               kPanel};
 

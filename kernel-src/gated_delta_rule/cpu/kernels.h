@@ -6,12 +6,13 @@
 namespace padfree::gated_delta_rule {
 
 struct Kernels {
-  void (*forward)(const Params& params, const Task& task, float* workspace);
-  void (*backward)(const Params& params, const Task& task, float* workspace);
-  void (*recurrent)(const Params& params, const Task& task, float* workspace);
-  int64_t (*forward_workspace)(const Params& params);  // floats for one worker
-  int64_t (*backward_workspace)(const Params& params);
-  int64_t (*recurrent_workspace)(const Params& params);
+  using Run = void (*)(const Params& params, const Task& task, float* workspace);
+  using Floats = int64_t (*)(const Params& params);  // of one worker's workspace
+
+  Run forward[2], backward[2];  // by gate_per_channel
+  Run recurrent;
+  Floats forward_workspace[2], backward_workspace[2];
+  Floats recurrent_workspace;
   int panel;  // value columns of a panel
 };
 

@@ -41,6 +41,7 @@ inline void load_keys(const Params& p, const Sequence& s, int key_head, int64_t 
     normalize_rows(keys.k, n, keys.ld, keys.k_inverse_norm);
   }
   for (int i = 0; i < n; ++i) scale_row(keys.q + i * keys.ld, p.scale, keys.ld);
+  if (p.gate_per_channel) return;
   const int panels = ceil_div(n, kPanel);
   transpose(rows_result(keys.k, keys.ld), n, keys.ld / kPanel, keys.k_transposed);
   const auto lower = [&](const float* a, float* out) {
