@@ -338,6 +338,17 @@ def test_attention_kernel_checks_modifiers_itself(ops, change, text):
     assert str(error.value).startswith(f"attention: {text}")
 
 
+@pytest.mark.parametrize(("mask", "got"), [(None, "None"), (torch.ones(2, 4, 5, 7).bool(), "bool")])
+def test_attention_kernel_refuses_the_gradient_of_no_numbers(ops, mask, got):
+    call = qkv()
+    out, lse = ops.attention_fwd(*call.values(), None, None, 5, 7, 1.0, False, -1, -1, 0.0, mask=mask)
+    plain = (None, None, 5, 7, 1.0, False, -1, -1, 0.0)
+    with pytest.raises(RuntimeError) as error:
+        ops.attention_bwd(out, None, *call.values(), out, lse, *plain, mask=mask, needs_dmask=True)
+    wanted = "attention: mask must be a tensor of numbers where its gradient is needed, got "
+    assert str(error.value).splitlines()[0] == wanted + got
+
+
 # ---- causal_conv1d ---------------------------------------------------------------------------------------------------
 
 

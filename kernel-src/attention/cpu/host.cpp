@@ -131,6 +131,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward_op(Tensor dout, std:
                                                                Tensor lse, const Options& options,
                                                                bool needs_dmask) {
   check_inputs(q, k, v, options);
+  check(!needs_dmask || (options.mask.has_value() && options.mask->scalar_type() != ScalarType::Bool), kOp,
+        ": mask must be a tensor of numbers where its gradient is needed, got ",
+        options.mask.has_value() ? "bool" : "None");
   std::vector<int64_t> out_shape = shape_of(q), lse_shape;
   out_shape.back() = v.size(v.dim() - 1);
   lse_shape = options.packed() ? std::vector<int64_t>{q.size(1), q.size(0)}
