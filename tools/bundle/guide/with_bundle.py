@@ -128,7 +128,7 @@ def train(name: str, model: PreTrainedModel, work: Path, steps: int) -> list[flo
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
-class _Progress(TrainerCallback):
+class _Progress(TrainerCallback):  # type: ignore[misc]  # transformers is skipped: its types cost half a minute
     """Tells the parent each step."""
 
     def __init__(self, what: str) -> None:
