@@ -1,6 +1,6 @@
 """Random calls of the raw attention ops, right and wrong: a result of the right shape, or an error of ours; no crash.
 
-``make soak`` runs many examples; a build with sanitizers shows reads and writes that go unnoticed otherwise.
+``make soak`` makes more of them for longer (soak.py), on a build with sanitizers, which shows what goes unnoticed here.
 """
 
 import pytest

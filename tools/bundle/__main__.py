@@ -22,6 +22,7 @@ VERBS = {
     "lint": ("bundle.lint", "ruff, clang-format and mypy over the sources"),
     "test": ("bundle.testing", "lint, the driver's tests, the bundle's tests on each CPU path, the whole road"),
     "torch": ("bundle.other_torch", "the bundle's tests with another torch than the one it was built with"),
+    "soak": ("bundle.soak", "random right and wrong calls at a build with address and undefined-behaviour checks"),
     "bench": ("bundle.bench", "time the bundle against what a user could write instead"),
     "demo": ("bundle.demo", "the whole road: build, check, publish, load, train"),
 }

@@ -22,7 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from bundle import buildfile, matrix, options, process, provenance, stage
 from bundle.builders import cmake, nix
 from bundle.buildfile import BuildFile
-from bundle.errors import BuildError
+from bundle.errors import BuildError, UsageError
 from bundle.provenance import Provenance
 from bundle.variant import Variant
 
@@ -43,28 +43,45 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="cmake",
         help="cmake: with this machine's compiler (default); nix: the official build, from the network",
     )
+    parser.add_argument(
+        "--sanitize",
+        action="store_true",
+        help="with address and undefined-behaviour checks, for `soak`: never published, lies in .bundle/build-asan",
+    )
     parser.add_argument("--uid", help="name the build yourself, so that two copies can be loaded side by side")
 
 
 def run(args: argparse.Namespace) -> int:
     """Build every selected variant."""
     build = buildfile.read(args.root)
+    if args.sanitize:
+        if args.builder != "cmake":
+            raise UsageError(f"--sanitize must come with --builder cmake, got {args.builder}")
+        args.out, args.scratch = sanitized_places(args)
     out, scratch = options.places(args)
     for name in matrix.select(build, args.only):
         if args.builder == "nix":
             build_with_nix(build, name, out=out, scratch=scratch)
         else:
-            build_variant(build, name, out=out, scratch=scratch, uid=args.uid)
+            build_variant(build, name, out=out, scratch=scratch, uid=args.uid, sanitize=args.sanitize)
     return 0
 
 
-def build_variant(build: BuildFile, name: Variant, *, out: Path, scratch: Path, uid: str | None = None) -> Path:
+def sanitized_places(args: argparse.Namespace) -> tuple[Path, Path]:
+    """``--out`` and ``--scratch`` of sanitized builds: places of their own, so that none is taken for a real one."""
+    _, scratch = options.places(args)
+    return args.out or scratch / "build-asan", scratch / "asan"
+
+
+def build_variant(
+    build: BuildFile, name: Variant, *, out: Path, scratch: Path, uid: str | None = None, sanitize: bool = False
+) -> Path:
     """Compile one variant; the path of its directory, ``out/<variant>``."""
     started = time.monotonic()
     with _workplace(name, out, scratch) as work:
         origin = provenance.of(build, uid)
         identity = f"_{build.python_name}_{name.backend}_{origin.uid}"
-        job = cmake.Job(build, name, identity, work)
+        job = cmake.Job(build, name, identity, work, sanitize)
         with _progress(str(name)) as on_step:
             library = cmake.build(job, on_step)
         result = _assemble(job, library, origin, out)
@@ -108,7 +125,8 @@ def _assemble(job: cmake.Job, library: Path, origin: Provenance, out: Path) -> P
     shutil.copytree(job.source / job.build.package, partial, ignore=shutil.ignore_patterns("__pycache__"))
     shipped = partial / job.library_name
     shutil.copy2(library, shipped)
-    process.run([*STRIP, str(shipped)], what="strip", log=job.log)
+    if not job.sanitize:  # its reports name lines
+        process.run([*STRIP, str(shipped)], what="strip", log=job.log)
     digest = kernels_data.Digest.hash_variant(kernels_data.DigestAlgorithm.SHA256, partial)
     table = metadata(job.build, job.variant, job.id, origin, digest)
     text = json.dumps(table, indent=2, sort_keys=True) + "\n"

@@ -10,7 +10,7 @@ import argparse
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from bundle import buildfile, lint, options, parts
@@ -87,11 +87,11 @@ def local_kernels(repository: str, out: Path) -> str:
     return f"{repository}={out}"
 
 
-def widest_path(local: str) -> str:
-    """The instruction-set path that the build takes on this machine when nothing forces one."""
+def widest_path(local: str, needed: Mapping[str, str] | None = None) -> str:
+    """The path that the build takes on this machine when nothing forces one; ``needed``: environment to load it in."""
     repository = local.partition("=")[0]
     code = f"import kernels; print(kernels.get_kernel({repository!r}, version=1, backend='cpu').isa())"
-    environment = {**os.environ, "LOCAL_KERNELS": local}
+    environment = {**os.environ, **(needed or {}), "LOCAL_KERNELS": local}
     environment.pop("PADFREE_ISA", None)
     asked = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     path = asked.stdout.strip()

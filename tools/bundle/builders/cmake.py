@@ -36,6 +36,11 @@ EXTENSION_MACRO = "TORCH_EXTENSION_NAME"
 CXX_FLAGS = {"g++": ("-fvisibility=hidden", "-fno-gnu-unique"), "clang++": ("-fvisibility=hidden",)}
 """Per compiler family; clang knows no unique symbols, so it has no flag against them."""
 
+SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
+SANITIZED_FLAGS = (*SANITIZERS, "-fno-omit-frame-pointer", "-g1")
+"""The first bad access or undefined operation ends the process and names its line. g++'s way: the run-time library must
+be the first one loaded, LD_PRELOAD=$(g++ -print-file-name=libasan.so)."""
+
 PY_LIMITED_API = "0x03090000"
 _NINJA_STEP = re.compile(r"\[(\d+)/(\d+)\]")
 
@@ -44,12 +49,13 @@ OnStep = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Job:
-    """One variant to compile. ``id`` is the module's name and the op namespace."""
+    """One variant to compile. ``id`` is the module's name and the op namespace; ``sanitize``: see SANITIZED_FLAGS."""
 
     build: BuildFile
     variant: Variant
     id: str
     scratch: Path
+    sanitize: bool = False
 
     @property
     def source(self) -> Path:
@@ -82,6 +88,8 @@ def build(job: Job, on_step: OnStep | None = None) -> Path:
     if job.variant.backend != "cpu":
         raise ToolchainError(f"{job.variant}: only cpu variants are compiled here", hint="Use --builder nix.")
     found = compiler.find(job.variant.system or compiler.host_system())
+    if job.sanitize and found.family != "g++":
+        raise ToolchainError(f"{job.variant}: g++ wanted for --sanitize, got {found}", hint="Set CXX=g++.")
     write_generated(job, found.family)
     cmake, ninja = compiler.tool("cmake"), compiler.tool("ninja")
     process.say(f"{job.variant}: {found}")
@@ -160,7 +168,8 @@ def _cmake_lists(job: Job, family: str) -> Iterator[str]:
         sources="\n  ".join(sources),
         includes=" ".join(includes),
         definitions=" ".join(definitions),
-        flags=" ".join(CXX_FLAGS[family]),
+        flags=" ".join((*CXX_FLAGS[family], *(SANITIZED_FLAGS if job.sanitize else ()))),
+        link_flags=" ".join(SANITIZERS if job.sanitize else ()),
         prefix_maps=" ".join(_prefix_maps(job, torch)),
         project=str(job.project),
         launcher=_launcher(),
@@ -182,8 +191,9 @@ def _section(job: Job, section: Section, *, define: bool) -> str:
     if section.include:
         directories = ";".join(str(job.source / path) for path in section.include)
         lines.append(f'set_property(SOURCE {files} APPEND PROPERTY INCLUDE_DIRECTORIES "{directories}")')
-    if section.cxx_flags:
-        lines.append(f'set_property(SOURCE {files} APPEND PROPERTY COMPILE_OPTIONS "{";".join(section.cxx_flags)}")')
+    flags = [flag if flag != "-O3" or not job.sanitize else "-O1" for flag in section.cxx_flags]
+    if flags:
+        lines.append(f'set_property(SOURCE {files} APPEND PROPERTY COMPILE_OPTIONS "{";".join(flags)}")')
     if define:
         lines.append(f"set_property(SOURCE {files} APPEND PROPERTY COMPILE_DEFINITIONS {EXTENSION_MACRO}={job.id})")
     return f"\n# [{section.name}]\n" + "\n".join(lines) + "\n" if files and lines else ""

@@ -1,0 +1,84 @@
+"""Throws random calls at the loaded bundle until the time is up: right ones, judged by the oracle, and wrong ones,
+which may only be refused. These go to the raw ops too, where no Python check stands before the kernels.
+
+    LOCAL_KERNELS=... PADFREE_ISA=avx2 python tests/soak.py --seed 7 --seconds 60 --last FILE
+
+Call n of a seed is made from ``seed + n`` alone, so ``--seed (seed + n) --calls 1`` repeats it. FILE always holds the
+number of the call under way: what is left there when a sanitizer, or the system, ends the process.
+"""
+
+import argparse
+import contextlib
+import random
+import sys
+import time
+import traceback
+from collections import Counter
+from pathlib import Path
+
+import kernels
+import soak_calls
+import soak_faults
+import soak_oracle
+import torch
+
+REFUSALS = (ValueError, TypeError, NotImplementedError)
+RAW_REFUSALS = (*REFUSALS, RuntimeError, IndexError)
+"""The raw ops' own checks raise RuntimeError, as does the dispatcher before them."""
+
+
+def one_call(padfree, ops, seed):
+    """Makes call ``seed``; what it was and how it ended. Raises where the bundle is at fault."""
+    drawn = soak_calls.Drawn(random.Random(seed))
+    torch.manual_seed(seed)
+    torch.set_num_threads(drawn.random.choice([1, 2, 3]))
+    if drawn.random.random() < 0.25:
+        make = drawn.random.choice(soak_oracle.CALLS)
+        make(padfree, drawn)
+        return f"{make.__name__}, oracle", "held"
+    make = drawn.random.choice(soak_calls.RAW)
+    arguments = make(ops, drawn)
+    public = soak_calls.public(padfree, make.__name__, arguments) if drawn.random.random() < 0.5 else None
+    if public is None:
+        call, refusals, kind = getattr(ops, make.__name__), RAW_REFUSALS, "raw"
+    else:
+        (call, arguments), refusals, kind = public, REFUSALS, "public"
+    _give(call, arguments)  # right arguments must run
+    for _ in range(10):
+        with contextlib.suppress(refusals):
+            _give(call, soak_faults.spoil(arguments, drawn.random))
+    return f"{make.__name__}, {kind}", "survived"
+
+
+def _give(call, arguments):
+    return call(*arguments.values()) if isinstance(call, torch._ops.OpOverloadPacket) else call(**arguments)
+
+
+def main(words=None):
+    """Runs the calls; 1 when one went wrong."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--seconds", type=float, default=float("inf"))
+    parser.add_argument("--calls", type=int, default=sys.maxsize)
+    parser.add_argument("--last", type=Path, required=True)
+    args = parser.parse_args(words)
+    padfree = kernels.get_kernel("padfree/padfree-flash2", version=1, backend="cpu")
+    ops = getattr(torch.ops, padfree.__name__)
+    made, ends = Counter(), time.monotonic() + args.seconds
+    seed = args.seed
+    while seed < args.seed + args.calls and time.monotonic() < ends:
+        args.last.write_text(str(seed))
+        try:
+            made[one_call(padfree, ops, seed)] += 1
+        except Exception:
+            traceback.print_exc()
+            print(f"call {seed} went wrong")
+            return 1
+        seed += 1
+    for (what, end), count in sorted(made.items()):
+        print(f"{count:6} {what}: {end}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
