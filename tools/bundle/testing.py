@@ -53,12 +53,21 @@ def run(args: argparse.Namespace) -> int:
 
 
 def bundle_suite(args: argparse.Namespace) -> Iterator[Outcome]:
-    """Build and check the CPU variant, then its tests on each path; stops where a step the next one needs fails."""
+    """Build and check the CPU variant, then its tests on each path; stops where a step the next one needs fails.
+
+    A second build, of the same sources under another name, lets the tests load two side by side.
+    """
     out, scratch = options.places(args)
     only = [word for glob in args.only or [CPU_VARIANTS] for word in ("--only", glob)]
-    own = ("--root", str(args.root), "--out", str(out), "--scratch", str(scratch), *only)
-    for verb in () if args.no_build else ("build", "check"):
-        outcome = parts.run(Part(verb, (sys.executable, "-m", "bundle", verb, *own), args.root))
+    own = ("--root", str(args.root), "--scratch", str(scratch), *only)
+    second = scratch / "second"
+    steps = {
+        "build": ("build", *own, "--out", str(out)),
+        "check": ("check", *own, "--out", str(out)),
+        "second build": ("build", *own, "--out", str(second), "--uid", "second"),
+    }
+    for name, words in () if args.no_build else steps.items():
+        outcome = parts.run(Part(name, (sys.executable, "-m", "bundle", *words), args.root))
         yield outcome
         if outcome.code != 0:
             return
@@ -70,6 +79,8 @@ def bundle_suite(args: argparse.Namespace) -> Iterator[Outcome]:
             yield Outcome(name, skipped=f"the widest path of this build on this machine is {widest}")
             continue
         environment = {"LOCAL_KERNELS": local, "PADFREE_ISA": isa}
+        if not args.no_build:
+            environment["PADFREE_SECOND_BUILD"] = str(second)
         if args.examples is not None:
             environment["PADFREE_EXAMPLES"] = str(args.examples)
         command = (sys.executable, "-m", "pytest", "tests", "-m", "kernels_ci", "-q", *args.pytest)

@@ -99,6 +99,21 @@ def test_each_path_up_to_the_widest_is_tested_and_the_rest_skipped(
     assert outcomes[-1].skipped == "the widest path of this build on this machine is avx2"
 
 
+def test_two_builds_lie_side_by_side(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ran: list[Part] = []
+
+    def record(part: Part) -> Outcome:
+        ran.append(part)
+        return Outcome(part.name)
+
+    monkeypatch.setattr(parts, "run", record)
+    monkeypatch.setattr(testing, "widest_path", lambda local: "generic")
+    list(testing.bundle_suite(arguments("--out", str(tmp_path / "out"), "--scratch", str(tmp_path))))
+    assert [part.name for part in ran] == ["build", "check", "second build", "bundle tests, generic"]
+    assert {"--uid", str(tmp_path / "second")} <= set(ran[2].command)
+    assert ran[3].env["PADFREE_SECOND_BUILD"] == str(tmp_path / "second")
+
+
 def test_a_failed_build_stops_the_bundle_suite(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "run", lambda part: Outcome(part.name, code=6))
     assert [outcome.name for outcome in testing.bundle_suite(arguments())] == ["build"]
