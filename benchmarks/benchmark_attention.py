@@ -127,6 +127,46 @@ def sliding_window(dtype, seqlen, window):
     return build
 
 
+def decode(dtype, heads_q, heads_kv, page_size):
+    """One query over a cache of 16384 keys: sdpa on a cache laid out for it, heads of a group as its queries; the
+    pages gathered first."""
+
+    def build(kernel):
+        torch.manual_seed(0)
+        seqlen, dim = 16384, 64
+        q = torch.randn(1, 1, heads_q, dim).to(dtype)
+        k, v = (torch.randn(1, seqlen, heads_kv, dim).to(dtype) for _ in range(2))
+        lengths = torch.tensor([seqlen], dtype=torch.int32)
+        grouped = q.view(1, heads_kv, heads_q // heads_kv, dim)
+        k_heads, v_heads = (tensor.transpose(1, 2).contiguous() for tensor in (k, v))
+        options = {"cache_seqlens": lengths}
+        caches = (k, v)
+        if page_size:
+            table = torch.randperm(seqlen // page_size).to(torch.int32)[None]
+            caches = tuple(torch.empty(seqlen // page_size, page_size, heads_kv, dim, dtype=dtype) for _ in "kv")
+            for cache, tensor in zip(caches, (k, v), strict=True):
+                cache[table[0].long()] = tensor.view(-1, page_size, heads_kv, dim)
+            options["block_table"] = table
+
+        def attend(k, v):
+            if page_size:
+                pages = options["block_table"][0].long()
+                k, v = (cache[pages].view(1, seqlen, heads_kv, dim).transpose(1, 2) for cache in caches)
+            return F.scaled_dot_product_attention(grouped.to(k.dtype), k, v).reshape(1, 1, heads_q, dim).to(dtype)
+
+        baselines = {"sdpa, packed groups": lambda: attend(k_heads, v_heads)}
+        if dtype != torch.float32 and not page_size:
+            baselines["sdpa, packed groups, upcast"] = lambda: attend(k_heads.float(), v_heads.float())
+        return {
+            "candidate": lambda: kernel.flash_attn_with_kvcache(q, *caches, **options),
+            "baselines": baselines,
+            "flops": 4 * heads_q * seqlen * dim,
+            "bytes": 2 * k.numel() * k.element_size(),
+        }
+
+    return build
+
+
 def all_cases():
     """``(name, build)`` in the order of the table in kernel-src/attention/README.md."""
     for backward, causal, (name, dtype), shape in itertools.product(
@@ -141,6 +181,10 @@ def all_cases():
     for name in ("fp32", "bf16"):
         yield f"forward packed-mask {name}", packed(DTYPES[name], False, masked=True)
         yield f"forward window {name} 512 of 4096", sliding_window(DTYPES[name], 4096, 512)
+    for name, dtype in DTYPES.items():
+        yield f"decode {name} heads 8 of 8", decode(dtype, 8, 8, 0)
+    yield "decode bf16 heads 32 of 8", decode(torch.bfloat16, 32, 8, 0)
+    yield "decode bf16 heads 32 of 8, pages of 256", decode(torch.bfloat16, 32, 8, 256)
 
 
 CASES = dict(all_cases())

@@ -29,7 +29,7 @@ from types import ModuleType
 from typing import Any
 
 from bundle import compiler, options, process
-from bundle.errors import CheckError, EmptySelectionError
+from bundle.errors import CheckError, EmptySelectionError, UsageError
 
 DEFAULT_TOLERANCE = 0.02
 """Loose on purpose: the tests prove accuracy, this only proves that both sides compute the same thing."""
@@ -70,6 +70,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--only", action="append", default=[], metavar="GLOB", help="only cases whose name matches; may be repeated"
     )
     parser.add_argument("--threads", type=int, nargs="+", default=[1], metavar="N", help="numbers of threads")
+    parser.add_argument(
+        "--clock",
+        choices=("wall", "cpu"),
+        default="wall",
+        help="cpu: the computing thread's own time, for a machine with other work; one thread only",
+    )
     parser.add_argument("--seconds", type=float, default=3.0, help="time to spend on each case, about")
     parser.add_argument("--json", type=options.directory, metavar="FILE", help="also write the results there")
 
@@ -77,6 +83,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Time the selected cases and print the table."""
     out, scratch = options.places(args)
+    if args.clock == "cpu" and args.threads != [1]:
+        raise UsageError(f"--clock cpu must go with one thread, got --threads {' '.join(map(str, args.threads))}")
     selected = {name: build for name, build in cases(args.root) if chosen(name, args.only)}
     if not selected:
         raise EmptySelectionError(
@@ -87,13 +95,13 @@ def run(args: argparse.Namespace) -> int:
     results: list[Result] = []
     peaks: dict[int, Peak] = {}
     for threads in args.threads:
-        peaks[threads] = measure_peak(scratch, threads)
+        peaks[threads] = measure_peak(scratch, threads, args.clock)
         process.say(
             f"{threads} thread(s): {peaks[threads].gflops:.0f} GFLOP/s fused multiply-add, "
             f"{peaks[threads].read_gbs:.1f} GB/s read, {peaks[threads].copy_gbs:.1f} GB/s copied (read + written)"
         )
         for name, build in selected.items():
-            results.append(time_case(name, build(kernel), threads, args.seconds, peaks[threads]))
+            results.append(time_case(name, build(kernel), threads, args, peaks[threads]))
             process.say(line(results[-1]))
     print(table(results))
     process.say("Each call allocates its results; ratio: medians of A/B/A/B rounds, in brackets the middle half.")
@@ -132,7 +140,7 @@ def load(out: Path) -> ModuleType:
     return module
 
 
-def measure_peak(scratch: Path, threads: int) -> Peak:
+def measure_peak(scratch: Path, threads: int, clock: str) -> Peak:
     """Build the probe once, run it."""
     source = Path(__file__).with_name("machine_peak.cpp")
     program = scratch / "bench" / source.stem
@@ -142,14 +150,14 @@ def measure_peak(scratch: Path, threads: int) -> Peak:
         flags = ("-std=c++20", "-O3", "-march=native", "-pthread")
         command = (*found.command, *flags, str(source), "-o", str(program))
         process.run(command, what="the machine probe", log=program.with_suffix(".log"))
-    text = process.capture((str(program), str(threads)))
+    text = process.capture((str(program), str(threads), clock))
     if text is None:
         raise CheckError(f"{program} must run, it failed", hint="Delete it and run again.")
     return Peak(**json.loads(text))
 
 
-def time_case(name: str, case: dict[str, Any], threads: int, seconds: float, peak: Peak) -> Result:
-    """Warm up, compare, then take turns for about ``seconds``."""
+def time_case(name: str, case: dict[str, Any], threads: int, args: argparse.Namespace, peak: Peak) -> Result:
+    """Warm up, compare, then take turns for about ``--seconds``."""
     import torch
 
     torch.set_num_threads(threads)
@@ -157,12 +165,13 @@ def time_case(name: str, case: dict[str, Any], threads: int, seconds: float, pea
     first = {label: call() for label, call in contenders.items()}
     compare(name, first, case.get("tolerance", DEFAULT_TOLERANCE))
     del first
-    cost = sum(once(call) for call in contenders.values())
-    rounds = max(3, min(200, round(seconds / cost)))
+    clock = time.perf_counter if args.clock == "wall" else time.thread_time
+    cost = sum(once(call, clock) for call in contenders.values())
+    rounds = max(3, min(200, round(args.seconds / cost)))
     times: dict[str, list[float]] = {label: [] for label in contenders}
     for _ in range(rounds):
         for label, call in contenders.items():
-            times[label].append(once(call))
+            times[label].append(once(call, clock))
     medians = {label: statistics.median(values) for label, values in times.items()}
     mine = medians.pop("")
     best = min(medians, key=lambda label: medians[label])
@@ -181,11 +190,11 @@ def time_case(name: str, case: dict[str, Any], threads: int, seconds: float, pea
     )
 
 
-def once(call: Callable[[], Any]) -> float:
+def once(call: Callable[[], Any], clock: Callable[[], float]) -> float:
     """Seconds of one call; freeing its result is not timed."""
-    start = time.perf_counter()
+    start = clock()
     result = call()
-    taken = time.perf_counter() - start
+    taken = clock() - start
     del result
     return taken
 

@@ -45,15 +45,26 @@ inline Partial partial_of(const Params& p, const Sequence& s, int kv_head, int64
   return {base, base + rows * ld_out, base + rows * (ld_out + 1)};
 }
 
+// Sum of n vectors from the first one on, by halves.
+template <int kFirst, int kCount>
+inline Vec sum_of(const Vec (&x)[Vec::kLanes]) {
+  if constexpr (kCount == 1) {
+    return x[kFirst];
+  } else {
+    return sum_of<kFirst, kCount / 2>(x) + sum_of<kFirst + kCount / 2, kCount / 2>(x);
+  }
+}
+
 // scores[r][j] = q[r] . rows[j] for kRows query rows and keys [begin, end); may write up to kLanes columns
 // more.
 template <typename T, int kRows>
-[[gnu::noinline]] void stream_scores_of(const void* const* rows, int begin, int end, int dim, const float* q,
-                                        int ld_q, float* scores, int ld_scores) {
+[[gnu::noinline]] void stream_scores_of(const void* const* rows, const void* const* ahead, int begin, int end,
+                                        int dim, const float* q, int ld_q, float* scores, int ld_scores) {
   constexpr int kKeys = Vec::kLanes / kRows;
   for (int j = begin; j < end; j += kKeys) {
     Vec sums[Vec::kLanes];
     const T* key[kKeys];
+    for (int k = 0; k < kKeys; ++k) prefetch_row(ahead[j + k], dim * static_cast<int>(sizeof(T)));
 #pragma GCC unroll 8
     for (int k = 0; k < kKeys; ++k) key[k] = static_cast<const T*>(rows[j + k < end ? j + k : end - 1]);
 #pragma GCC unroll 16
@@ -68,19 +79,19 @@ template <typename T, int kRows>
           sums[k * kRows + r] = fma(x, load(q + r * ld_q + d), sums[k * kRows + r]);
       }
     }
-    for (int k = 0; k < kKeys && d < dim; ++k) {
-      const Vec x = load_partial(key[k] + d, dim - d);
-      for (int r = 0; r < kRows; ++r)
-        sums[k * kRows + r] = fma(x, load(q + r * ld_q + d), sums[k * kRows + r]);
+    if (d < dim) {
+#pragma GCC unroll 8
+      for (int k = 0; k < kKeys; ++k) {
+        const Vec x = load_partial(key[k] + d, dim - d);
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r)
+          sums[k * kRows + r] = fma(x, load(q + r * ld_q + d), sums[k * kRows + r]);
+      }
     }
     transpose_lanes(sums);
-#pragma GCC unroll 4
-    for (int step = 1; step < Vec::kLanes; step *= 2) {
-#pragma GCC unroll 8
-      for (int i = 0; i < Vec::kLanes; i += 2 * step) sums[i] = sums[i] + sums[i + step];
-    }
+    const Vec total = sum_of<0, Vec::kLanes>(sums);
     float lanes[Vec::kLanes];
-    store(lanes, sums[0]);
+    store(lanes, total);
     for (int k = 0; k < kKeys; ++k) {
       for (int r = 0; r < kRows; ++r) scores[r * ld_scores + j + k] = lanes[k * kRows + r];
     }
@@ -116,12 +127,13 @@ inline void add_values(const void* const* rows, int j, int dim, const float* wei
 // The same for keys [begin, end). With skip_zeros, values under a zero weight are not touched (0 * NaN is
 // NaN).
 template <typename T, int kRows>
-[[gnu::noinline]] void stream_values_of(const void* const* rows, int begin, int end, int dim,
-                                        const float* weights, int ld_weights, float* out, int ld_out,
+[[gnu::noinline]] void stream_values_of(const void* const* rows, const void* const* ahead, int begin, int end,
+                                        int dim, const float* weights, int ld_weights, float* out, int ld_out,
                                         bool skip_zeros) {
   constexpr int kKeys = Vec::kLanes / kRows;
   int j = begin;
   for (; j + kKeys <= end && !skip_zeros; j += kKeys) {
+    for (int k = 0; k < kKeys; ++k) prefetch_row(ahead[j + k], dim * static_cast<int>(sizeof(T)));
     add_values<T, kRows, kKeys>(rows, j, dim, weights, ld_weights, out, ld_out);
   }
   for (; j < end; ++j) {
@@ -148,6 +160,15 @@ inline void scale_row(float* row, int n, float factor) {
   for (int d = 0; d < n; d += Vec::kLanes) store(row + d, load(row + d) * splat(factor));
 }
 
+// Key rows of the tile from `key` on, and those of the tile after it, to ask for while the first is computed.
+inline void tile_rows(const Params& p, const View& view, const Sequence& s, int kv_head, int64_t key, int n,
+                      void** rows, void** ahead) {
+  key_rows(p, view, s, kv_head, key, n, rows);
+  const int next = static_cast<int>(max64(0, min64(kStreamTile, s.seqlen_k - key - n)));
+  key_rows(p, view, s, kv_head, key + n, next, ahead);
+  for (int i = next; i < kStreamTile + Vec::kLanes; ++i) ahead[i] = rows[n - 1];
+}
+
 // All rows of one head against keys [key, key + n), n <= kStreamTile.
 inline void stream_tile(const Params& p, const Sequence& s, const StreamSpace& w, int kv_head, const float* q,
                         const Partial& partial, int64_t key, int n) {
@@ -164,27 +185,28 @@ inline void stream_tile(const Params& p, const Sequence& s, const StreamSpace& w
     begin = mask.begin[i] < begin ? mask.begin[i] : begin;
     end = mask.end[i] > end ? mask.end[i] : end;
   }
-  void* rows[kStreamTile];
-  key_rows(p, p.k, s, kv_head, key, n, rows);
+  void *rows[kStreamTile], *ahead[kStreamTile + Vec::kLanes];
+  tile_rows(p, p.k, s, kv_head, key, n, rows, ahead);
   with_dtype(p.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     for (int i = 0; i < m;) {
       i += with_rows(m - i, [&](auto count) {
-        stream_scores_of<T, count>(rows, begin, end, p.head_dim, q + i * w.ld_q, w.ld_q,
+        stream_scores_of<T, count>(rows, ahead, begin, end, p.head_dim, q + i * w.ld_q, w.ld_q,
                                    w.scores + i * w.ld_scores, w.ld_scores);
       });
     }
   });
   weigh_rows(p, s, kv_head, 0, m, key, mask, w.scores, w.ld_scores, partial.max, partial.sum, w.rescale);
   for (int i = 0; i < m; ++i) scale_row(partial.out + i * w.ld_out, w.ld_out, w.rescale[i]);
-  key_rows(p, p.v, s, kv_head, key, n, rows);
+  tile_rows(p, p.v, s, kv_head, key, n, rows, ahead);
   with_dtype(p.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     const bool together = same && p.mask.kind == MaskKind::kNone;
     for (int i = 0; i < m;) {
       i += with_rows(together ? m - i : 1, [&](auto count) {
-        stream_values_of<T, count>(rows, mask.begin[i], mask.end[i], p.head_dim_v, w.scores + i * w.ld_scores,
-                                   w.ld_scores, partial.out + i * w.ld_out, w.ld_out, !together);
+        stream_values_of<T, count>(rows, ahead, mask.begin[i], mask.end[i], p.head_dim_v,
+                                   w.scores + i * w.ld_scores, w.ld_scores, partial.out + i * w.ld_out,
+                                   w.ld_out, !together);
       });
     }
   });

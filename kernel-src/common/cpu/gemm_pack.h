@@ -86,12 +86,13 @@ template <typename T>
   }
 }
 
-// Asks for rows that a later packing reads: strided rows are too short for the hardware to run ahead.
+// Asks for a row that is read later: strided rows are too short for the hardware to run ahead.
+inline void prefetch_row(const void* row, int bytes) {
+  for (int b = 0; b < bytes; b += 64) __builtin_prefetch(static_cast<const char*>(row) + b, 0, 2);
+}
+
 inline void prefetch_rows(DType dtype, const void* const* rows, int n, int dim) {
-  const int bytes = dim * (dtype == DType::kFloat32 ? 4 : 2);
-  for (int i = 0; i < n; ++i) {
-    for (int b = 0; b < bytes; b += 64) __builtin_prefetch(static_cast<const char*>(rows[i]) + b, 0, 2);
-  }
+  for (int i = 0; i < n; ++i) prefetch_row(rows[i], dim * (dtype == DType::kFloat32 ? 4 : 2));
 }
 
 inline void convert_rows(DType dtype, const void* const* rows, int n, int dim, float scale, float* out,
