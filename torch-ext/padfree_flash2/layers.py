@@ -15,7 +15,9 @@ from . import boundaries
 from .causal_conv1d import causal_conv1d_fn as _fn
 from .causal_conv1d import causal_conv1d_update as _update
 from .gated_delta_rule import chunk_gated_delta_rule as _chunk
+from .gated_delta_rule import chunk_kda as _chunk_kda
 from .gated_delta_rule import fused_recurrent_gated_delta_rule as _recurrent
+from .gated_delta_rule import fused_recurrent_kda as _recurrent_kda
 
 
 class causal_conv1d_fn(nn.Module):
@@ -113,8 +115,8 @@ class chunk_gated_delta_rule(nn.Module):
             query, key: ``(B, T, H, K)``; value: ``(B, T, HV, V)``; g, beta: ``(B, T, HV)``.
             chunk_size: the kernel chooses its own; no result depends on it but by rounding.
             initial_state: ``(N, HV, K, V)``, N samples: B, or as many as boundaries say.
-            kwargs: ``cu_seqlens`` ``(N + 1,)`` separates packed samples; without it ``seq_idx`` ``(B, T)`` does.
-                Anything else is ignored.
+            kwargs: ``cu_seqlens`` or ``cu_seq_lens_q`` ``(N + 1,)`` separates packed samples; without it ``seq_idx``
+                ``(B, T)`` does. Anything else is ignored.
 
         Returns:
             ``(B, T, HV, V)`` and the states after the last tokens, or None.
@@ -155,8 +157,76 @@ class recurrent_gated_delta_rule(fused_recurrent_gated_delta_rule):
     """The same, under the name transformers' default mapping asks a repository for."""
 
 
+class chunk_kda(nn.Module):
+    """Kimi delta attention of prompts and training, with transformers' names."""
+
+    can_torch_compile = True
+    has_backward = True
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        g: torch.Tensor,
+        beta: torch.Tensor,
+        chunk_size: int = 64,
+        initial_state: Optional[torch.Tensor] = None,
+        output_final_state: bool = False,
+        use_qk_l2norm_in_kernel: bool = False,
+        **kwargs,
+    ):
+        """See ``chunk_kda`` of this bundle; ``g`` is ``(B, T, HV, K)``, otherwise as `chunk_gated_delta_rule`."""
+        return _delta(
+            _chunk_kda, query, key, value, g, beta, initial_state, output_final_state, use_qk_l2norm_in_kernel, kwargs
+        )
+
+
+class chunk_kimi_delta_attention(chunk_kda):
+    """The same, under the name transformers' default mapping asks a repository for."""
+
+
+class fused_recurrent_kda(nn.Module):
+    """Kimi delta attention of decoding steps, with transformers' names."""
+
+    can_torch_compile = True
+    has_backward = True
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        g: torch.Tensor,
+        beta: torch.Tensor,
+        initial_state: Optional[torch.Tensor],
+        output_final_state: bool,
+        use_qk_l2norm_in_kernel: bool = False,
+        **kwargs,
+    ):
+        """See ``fused_recurrent_kda`` of this bundle; otherwise as `chunk_kda`."""
+        return _delta(
+            _recurrent_kda,
+            query,
+            key,
+            value,
+            g,
+            beta,
+            initial_state,
+            output_final_state,
+            use_qk_l2norm_in_kernel,
+            kwargs,
+        )
+
+
+class recurrent_kimi_delta_attention(fused_recurrent_kda):
+    """The same, under the name transformers' default mapping asks a repository for."""
+
+
 def _delta(kernel, query, key, value, g, beta, initial_state, output_final_state, use_qk_l2norm_in_kernel, kwargs):
-    ends = boundaries.sequence_ends(kernel.__name__, query, kwargs.get("cu_seqlens"), kwargs.get("seq_idx"))
+    given = kwargs.get("cu_seqlens")  # most models rename the collator's keyword, Kimi Linear passes it on
+    given = kwargs.get("cu_seq_lens_q") if given is None else given
+    ends = boundaries.sequence_ends(kernel.__name__, query, given, kwargs.get("seq_idx"))
     tensors = (query, key, value, g, beta)
     if ends is not None:  # several rows, one after the other
         tensors = tuple(tensor.flatten(0, 1)[None] for tensor in tensors)
