@@ -143,3 +143,18 @@ def test_boundaries_are_checked_when_compiled(padfree, device):
         compiled(torch.tensor([0, 5, 3], dtype=torch.int32))
     with pytest.raises(RuntimeError, match=r"cu_seqlens must end at or below the number of rows \(9\), got 10"):
         compiled(cu_seqlens([5, 5]))
+
+
+@ALL_GATES
+@pytest.mark.parametrize("width", [8, 17, 24])
+def test_outputs_hold_no_stray_memory(ops, device, gate, width):
+    """New tensors are born full of NaN here; padding columns and the chunks of an empty sequence must not keep it."""
+    case = inputs([9, 0, 70], gate, dims=(8, width), device=device, packed=True, state=True)
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert torch.utils.deterministic.fill_uninitialized_memory
+        outputs = ops.gated_delta_rule_fwd(*op_inputs(case), 0.3, True, True, True)
+    finally:
+        torch.use_deterministic_algorithms(before)
+    assert all(output.isfinite().all() for output in outputs)

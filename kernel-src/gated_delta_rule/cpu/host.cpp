@@ -176,6 +176,16 @@ Tensor new_rows(const Inputs& in, const std::vector<Sequence>& sequences, const 
   return used < in.rows() ? torch::stable::new_zeros(like, shape) : torch::stable::new_empty(like, shape);
 }
 
+// The states before each chunk, as the kernel saves them: panels of `panel` columns. Where empty sequences
+// leave chunks over, or panels do not fill the padded width, what no kernel writes holds 0.
+Tensor new_states(const Inputs& in, const std::vector<Sequence>& sequences, const std::vector<int64_t>& shape,
+                  int64_t panel) {
+  int64_t chunks = 0;
+  for (const Sequence& s : sequences) chunks += (s.length + kChunk - 1) / kChunk;
+  const bool filled = chunks == shape[0] && (in.head_dim_v() + panel - 1) / panel * panel == shape[3];
+  return filled ? torch::stable::new_empty(in.beta, shape) : torch::stable::new_zeros(in.beta, shape);
+}
+
 // Runs `kernel` on every task, with a workspace for each worker.
 void run(Params& params, const std::vector<Task>& tasks, const Tensor& like, Kernels::Floats floats,
          Kernels::Run kernel) {
@@ -206,13 +216,13 @@ std::tuple<Tensor, Tensor, Tensor> forward_op(Inputs in, bool output_final_state
   if (!output_final_state) final_shape[0] = 0;
   if (!save_states) saved_shape[0] = 0;
   Tensor final_state = torch::stable::new_empty(in.beta, final_shape);
-  Tensor states = torch::stable::new_empty(in.beta, saved_shape);
+  const Kernels& kernels = current_kernels();
+  Tensor states = new_states(in, sequences, saved_shape, kernels.panel);
   params.out = view_of(out);
   if (output_final_state) params.final_state = data_of(final_state);
   if (save_states) params.states = data_of(states);
   params.state_stride = saved_shape[2] * saved_shape[3];
   params.sequences = sequences.data();
-  const Kernels& kernels = current_kernels();
   run(params, forward_tasks(params, sequences, num_threads(), kernels.panel), in.beta,
       kernels.forward_workspace[params.gate_per_channel], kernels.forward[params.gate_per_channel]);
   return {out, final_state, states};
