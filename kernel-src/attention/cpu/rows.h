@@ -3,6 +3,7 @@
 
 #include "attention/geometry.h"
 #include "attention/params.h"
+#include "common/cpu/arena.h"
 
 namespace padfree::attention {
 namespace {
@@ -64,18 +65,6 @@ inline void tile_mask(const Params& p, const Sequence& s, int64_t row, int m, in
     mask.panel_end[g] = any ? round_up(mask.end[last], kPanel) : 0;
   }
 }
-
-// Hands out consecutive pieces of a worker's workspace, each aligned to a cache line; measures when the base
-// is null.
-struct Arena {
-  float* base;
-  int64_t used = 0;
-  float* take(int64_t floats) {
-    float* piece = base == nullptr ? nullptr : base + used;
-    used += (floats + 15) / 16 * 16;
-    return piece;
-  }
-};
 
 }  // namespace
 }  // namespace padfree::attention
