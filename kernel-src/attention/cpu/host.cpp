@@ -14,30 +14,15 @@
 #include "attention/cpu/plan.h"
 #include "attention/params.h"
 #include "common/checks.h"
-#include "common/cpu/isa.h"
+#include "common/cpu/kernel_table.h"
 #include "common/cpu/parallel.h"
 
 namespace padfree {
 namespace attention {
 namespace {
 
-struct KernelRow {
-  Isa isa;
-  const Kernels* kernels;
-};
-constexpr KernelRow kTable[] = {
-    {Isa::kGeneric, &generic::kernels},
-#if defined(__x86_64__)
-    {Isa::kAvx2, &avx2::kernels},
-#endif
-};
-
 const Kernels& current_kernels() {
-  for (const KernelRow& row : kTable) {
-    if (row.isa == current_isa()) return *row.kernels;
-  }
-  fail(kOp, ": PADFREE_ISA must name a path that attention is built for, got ",
-       kIsaNames[static_cast<int>(current_isa())]);
+  return kernels_in_use<generic::kernels, avx2::kernels>();
 }
 
 // A head dim in whole panels, as the kernels lay out sums.

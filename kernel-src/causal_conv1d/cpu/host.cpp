@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "../../common/checks.h"
-#include "../../common/cpu/isa.h"
+#include "../../common/cpu/kernel_table.h"
 #include "../../common/cpu/memory.h"
 #include "../../common/cpu/parallel.h"
 #include "../params.h"
@@ -30,10 +30,7 @@ constexpr const char* kOp = "causal_conv1d";
 constexpr const char* kOpUpdate = "causal_conv1d_update";
 
 const Kernels& kernels() {
-#if defined(__x86_64__)
-  if (current_isa() >= Isa::kAvx2) return avx2::kKernels;
-#endif
-  return generic::kKernels;
+  return kernels_in_use<generic::kKernels, avx2::kKernels>();
 }
 
 // How much of time and how many channels one task takes. Long enough to pay for its start, short enough that

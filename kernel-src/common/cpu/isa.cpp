@@ -12,8 +12,7 @@
 namespace padfree {
 namespace {
 
-// The widest path a CPU kernel file exists for.
-constexpr Isa kWidestBuilt = Isa::kAvx2;
+constexpr Isa kWidestBuilt = static_cast<Isa>(kIsasBuilt - 1);
 
 #if defined(__x86_64__)
 // Which register files the OS saves on a context switch (XCR0). A CPU may have AVX while the OS, or a

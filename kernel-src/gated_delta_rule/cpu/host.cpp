@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "common/checks.h"
-#include "common/cpu/isa.h"
+#include "common/cpu/kernel_table.h"
 #include "common/cpu/parallel.h"
 #include "gated_delta_rule/cpu/kernels.h"
 #include "gated_delta_rule/cpu/plan.h"
@@ -22,23 +22,8 @@ namespace {
 
 constexpr const char* kOp = "gated_delta_rule";
 
-struct KernelRow {
-  Isa isa;
-  const Kernels* kernels;
-};
-constexpr KernelRow kTable[] = {
-    {Isa::kGeneric, &generic::kernels},
-#if defined(__x86_64__)
-    {Isa::kAvx2, &avx2::kernels},
-#endif
-};
-
 const Kernels& current_kernels() {
-  for (const KernelRow& row : kTable) {
-    if (row.isa == current_isa()) return *row.kernels;
-  }
-  fail(kOp, ": PADFREE_ISA must name a path that the gated delta rule is built for, got ",
-       kIsaNames[static_cast<int>(current_isa())]);
+  return kernels_in_use<generic::kernels, avx2::kernels>();
 }
 
 // What every op takes.
