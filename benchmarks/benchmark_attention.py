@@ -189,6 +189,53 @@ def all_cases():
 
 CASES = dict(all_cases())
 
+LARGEST = "1x8x4096x128"
+GOALS = [  # what the work is held to; tools/bundle/bench_report.py says what the keys mean
+    {"work": "causal forward fp32, 4 shapes", "cases": "forward causal fp32 *", "floor": 1.4, "goal": 1.8},
+    {"work": f"causal forward fp32 {LARGEST}", "cases": f"forward causal fp32 {LARGEST}", "goal": 0.85, "of": "peak"},
+    {"work": "causal forward bf16, 4 shapes", "cases": "forward causal bf16 *", "floor": 1.5, "goal": 2},
+    {"work": "causal forward fp16, 4 shapes", "cases": "forward causal fp16 *", "floor": 1.6, "goal": 2},
+    {"work": "full forward fp32, 4 shapes", "cases": "forward full fp32 *", "floor": 1.05, "goal": 1.3},
+    {"work": "full forward bf16, 4 shapes", "cases": "forward full bf16 *", "floor": 1.15, "goal": 1.5},
+    {"work": "causal forward + backward fp32", "cases": "forward+backward causal fp32 *", "floor": 1.3, "goal": 1.8},
+    {"work": "causal forward + backward bf16", "cases": "forward+backward causal bf16 *", "floor": 1.5, "goal": 2.5},
+    {"work": "causal forward + backward fp16", "cases": "forward+backward causal fp16 *", "floor": 1.5, "goal": 2.5},
+    *(
+        {"work": f"packed, 8 documents, forward {name}", "cases": f"forward packed {name}", "floor": 1.6, "goal": 2.2}
+        for name in DTYPES
+    ),
+    *(
+        {
+            "work": f"packed, 8 documents, forward + backward {name}",
+            "cases": f"forward+backward packed {name}",
+            "floor": 1.4,
+            "goal": 2,
+        }
+        for name in DTYPES
+    ),
+    {"work": "packed vs the block-diagonal mask", "cases": "forward packed-mask fp32", "floor": 12, "goal": 17},
+    *(
+        {
+            "work": f"decode, 1 query, 16384 keys, heads 8/8 {name}",
+            "cases": f"decode {name} heads 8 of 8",
+            "floor": floor,
+            "goal": 0.85,
+            "of": "reading",
+        }
+        for name, floor in (("fp32", 1.3), ("bf16", 5), ("fp16", 9))
+    ),
+    {
+        "work": "decode, heads 32/8 bf16",
+        "cases": "decode bf16 heads 32 of 8",
+        "floor": 1.7,
+        "floors": {2: 1.3},
+        "goal": 3,
+    },
+    {"work": "sliding window 512 of 4096 fp32", "cases": "forward window fp32 512 of 4096", "floor": 5, "goal": 8},
+    {"work": "sliding window 512 of 4096 bf16", "cases": "forward window bf16 512 of 4096", "floor": 5, "goal": 8},
+    {"work": "paged decode bf16", "cases": "decode bf16 heads 32 of 8, pages of 256", "floor": 1.5, "goal": 2},
+]
+
 
 class AttentionBenchmark(Benchmark):
     """``kernels benchmark``: causal forward, (1, 2048, 8, 64), float32."""

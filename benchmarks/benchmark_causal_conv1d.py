@@ -143,6 +143,28 @@ def all_cases():
 
 CASES = dict(all_cases())
 
+GOALS = [  # what the work is held to; tools/bundle/bench_report.py says what the keys mean
+    {"work": "conv + silu forward fp32", "cases": "forward channel-last fp32", "floor": 6, "goal": 15},
+    {"work": "conv + silu forward bf16", "cases": "forward channel-last bf16", "floor": 18, "goal": 40},
+    {
+        "work": "the same fp32, given out=, as a part of copying",
+        "cases": "share of copying fp32",
+        "floor": 0.5,
+        "goal": 0.8,
+    },
+    *(
+        {
+            "work": f"conv forward + backward {name}",
+            "cases": f"forward+backward channel-last {name}",
+            "floor": 6,
+            "goal": 12,
+        }
+        for name in DTYPES
+    ),
+    {"work": "conv update, one token fp32", "cases": "update fp32", "floor": 8, "goal": 16},
+    {"work": "conv update, one token bf16", "cases": "update bf16", "floor": 500, "goal": 1500},
+]
+
 
 class CausalConv1dBenchmark(Benchmark):
     """``kernels benchmark``: forward and silu, (1, 4096, 2048) channel-last, float32, width 4."""

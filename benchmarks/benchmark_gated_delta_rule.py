@@ -139,6 +139,12 @@ CASES = {
     "kda step fp32": decode("kda", torch.float32, in_place=False),
 }
 
+GOALS = [  # what the work is held to; tools/bundle/bench_report.py says what the keys mean
+    {"work": "gated delta rule, chunked forward fp32", "cases": "gdr fwd fp32", "floor": 6, "goal": 8.5},
+    {"work": "gated delta rule, forward + backward fp32", "cases": "gdr fwd+bwd fp32", "floor": 8, "goal": 15},
+    {"work": "gated delta rule, one decode step fp32", "cases": "gdr step fp32", "floor": 5, "goal": 8},
+]
+
 
 class GatedDeltaRule(Benchmark):
     """``kernels benchmark``: the chunk form, forward."""

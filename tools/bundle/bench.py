@@ -6,7 +6,11 @@ built only when it is timed; its dict holds
 - ``candidate``: a callable without arguments that returns a tensor or a tuple of tensors,
 - ``baselines``: ``{name: callable}``, the same result by other means; the fastest one counts,
 - ``flops`` and ``bytes``: the useful operations and the least memory traffic of one call,
-- ``tolerance`` (optional): the worst difference from the first baseline allowed, relative to its largest value.
+- ``tolerance`` (optional): the worst difference from the first baseline allowed, relative to its largest value,
+- ``once`` (optional): names of baselines too slow for turns: each runs once in a report, at the first thread count,
+- ``tokens`` (optional): how many tokens a call handles, for tokens a second.
+
+A module may also offer ``GOALS``: the rows of the report, with floors and goals (bench_report).
 
 All callables of a case take turns within one process, A/B/A/B; a ratio is that of the medians, its spread the middle
 half of the ratios of single rounds. Allocation policy: every call allocates its results as a user's call would, torch's
@@ -22,14 +26,18 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from bundle import compiler, options, process
+from bundle.bench_report import Goal, Result, goals, line, report, table
 from bundle.errors import CheckError, EmptySelectionError, UsageError
+
+Build = Callable[[ModuleType], dict[str, Any]]
+"""Makes a case's dict from the bundle's module."""
 
 DEFAULT_TOLERANCE = 0.02
 """Loose on purpose: the tests prove accuracy, this only proves that both sides compute the same thing."""
@@ -42,22 +50,6 @@ class Peak:
     gflops: float
     read_gbs: float
     copy_gbs: float
-
-
-@dataclass(frozen=True)
-class Result:
-    """One case on one number of threads; times are medians in seconds."""
-
-    case: str
-    threads: int
-    seconds: float
-    baseline: str
-    baseline_seconds: float
-    ratio: float
-    ratio_low: float
-    ratio_high: float
-    of_peak: float
-    of_read: float
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -85,15 +77,16 @@ def run(args: argparse.Namespace) -> int:
     out, scratch = options.places(args)
     if args.clock == "cpu" and args.threads != [1]:
         raise UsageError(f"--clock cpu must go with one thread, got --threads {' '.join(map(str, args.threads))}")
-    selected = {name: build for name, build in cases(args.root) if chosen(name, args.only)}
+    everything, wanted = cases(args.root)
+    selected = {name: build for name, build in everything.items() if chosen(name, args.only)}
     if not selected:
         raise EmptySelectionError(
-            f"--only must match a case, got {' '.join(args.only)}",
-            hint=f"There are: {', '.join(name for name, _ in cases(args.root))}",
+            f"--only must match a case, got {' '.join(args.only)}", hint=f"There are: {', '.join(everything)}"
         )
     kernel = load(out)
     results: list[Result] = []
     peaks: dict[int, Peak] = {}
+    lone: dict[str, float] = {}
     for threads in args.threads:
         peaks[threads] = measure_peak(scratch, threads, args.clock)
         process.say(
@@ -101,10 +94,15 @@ def run(args: argparse.Namespace) -> int:
             f"{peaks[threads].read_gbs:.1f} GB/s read, {peaks[threads].copy_gbs:.1f} GB/s copied (read + written)"
         )
         for name, build in selected.items():
-            results.append(time_case(name, build(kernel), threads, args, peaks[threads]))
+            results.append(time_case(name, build(kernel), threads, args, peaks[threads], lone))
             process.say(line(results[-1]))
     print(table(results))
-    process.say("Each call allocates its results; ratio: medians of A/B/A/B rounds, in brackets the middle half.")
+    reached = report(wanted, results, list(everything))
+    print(f"\n{reached}" if reached else "")
+    process.say(
+        "Each call allocates its results; times faster: medians of A/B/A/B rounds, in brackets the middle half; over "
+        "several cases the geometric mean. A floor on more threads: 85 % of it, or of reading."
+    )
     if args.json:
         args.json.write_text(
             json.dumps(
@@ -114,8 +112,10 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def cases(root: Path) -> Iterator[tuple[str, Callable[[ModuleType], dict[str, Any]]]]:
-    """``(<op>/<case>, build)`` of every benchmark module."""
+def cases(root: Path) -> tuple[dict[str, Build], list[Goal]]:
+    """``{<op>/<case>: build}`` of every benchmark module, and their goals."""
+    builds: dict[str, Build] = {}
+    wanted: list[Goal] = []
     for path in sorted((root / "benchmarks").glob("benchmark_*.py")):
         spec = importlib.util.spec_from_file_location(path.stem, path)
         if spec is None or spec.loader is None:
@@ -123,8 +123,10 @@ def cases(root: Path) -> Iterator[tuple[str, Callable[[ModuleType], dict[str, An
         module = importlib.util.module_from_spec(spec)
         sys.modules[path.stem] = module
         spec.loader.exec_module(module)
-        for name, build in module.CASES.items():
-            yield f"{path.stem.removeprefix('benchmark_')}/{name}", build
+        op = path.stem.removeprefix("benchmark_")
+        builds |= {f"{op}/{name}": build for name, build in module.CASES.items()}
+        wanted += goals(op, getattr(module, "GOALS", ()), list(builds))
+    return builds, wanted
 
 
 def chosen(name: str, globs: list[str]) -> bool:
@@ -156,22 +158,32 @@ def measure_peak(scratch: Path, threads: int, clock: str) -> Peak:
     return Peak(**json.loads(text))
 
 
-def time_case(name: str, case: dict[str, Any], threads: int, args: argparse.Namespace, peak: Peak) -> Result:
-    """Warm up, compare, then take turns for about ``--seconds``."""
+def time_case(
+    name: str, case: dict[str, Any], threads: int, args: argparse.Namespace, peak: Peak, lone: dict[str, float]
+) -> Result:
+    """Warm up, compare, then take turns for about ``--seconds``.
+
+    ``lone`` holds the seconds of baselines that run once in a report, and gets those of this case.
+    """
     import torch
 
     torch.set_num_threads(threads)
     contenders: dict[str, Callable[[], Any]] = {"": case["candidate"], **case["baselines"]}
+    clock = time.perf_counter if args.clock == "wall" else time.thread_time
+    once = {label: contenders.pop(label) for label in case.get("once", ())}
     first = {label: call() for label, call in contenders.items()}
+    for label, call in once.items():
+        if f"{name}, {label}" not in lone:
+            first[label], lone[f"{name}, {label}"] = clock_once(call, clock)
     compare(name, first, case.get("tolerance", DEFAULT_TOLERANCE))
     del first
-    clock = time.perf_counter if args.clock == "wall" else time.thread_time
-    cost = sum(once(call, clock) for call in contenders.values())
+    cost = sum(clock_once(call, clock)[1] for call in contenders.values())
     rounds = max(3, min(200, round(args.seconds / cost)))
     times: dict[str, list[float]] = {label: [] for label in contenders}
     for _ in range(rounds):
         for label, call in contenders.items():
-            times[label].append(once(call, clock))
+            times[label].append(clock_once(call, clock)[1])
+    times |= {label: [lone[f"{name}, {label}"]] * rounds for label in once}
     medians = {label: statistics.median(values) for label, values in times.items()}
     mine = medians.pop("")
     best = min(medians, key=lambda label: medians[label])
@@ -187,16 +199,15 @@ def time_case(name: str, case: dict[str, Any], threads: int, args: argparse.Name
         ratio_high=ratios[len(ratios) - 1 - len(ratios) // 4],
         of_peak=case["flops"] / mine * 1e-9 / peak.gflops,
         of_read=case["bytes"] / mine * 1e-9 / peak.read_gbs,
+        tokens=case.get("tokens"),
     )
 
 
-def once(call: Callable[[], Any], clock: Callable[[], float]) -> float:
-    """Seconds of one call; freeing its result is not timed."""
+def clock_once(call: Callable[[], Any], clock: Callable[[], float]) -> tuple[Any, float]:
+    """The result and the seconds of one call; freeing the result is not timed."""
     start = clock()
     result = call()
-    taken = clock() - start
-    del result
-    return taken
+    return result, clock() - start
 
 
 def compare(name: str, results: dict[str, Any], tolerance: float) -> None:
@@ -215,24 +226,3 @@ def compare(name: str, results: dict[str, Any], tolerance: float) -> None:
 def as_tuple(result: Any) -> tuple[Any, ...]:
     """The tensors of a result."""
     return tuple(result) if isinstance(result, (tuple, list)) else (result,)
-
-
-def line(result: Result) -> str:
-    """One result while the rest still runs."""
-    return (
-        f"{result.case} x{result.threads}: {result.seconds * 1e3:.2f} ms, {result.ratio:.2f} "
-        f"[{result.ratio_low:.2f}, {result.ratio_high:.2f}] times {result.baseline} "
-        f"({result.baseline_seconds * 1e3:.2f} ms), {result.of_peak:.0%} of peak, {result.of_read:.0%} of reading"
-    )
-
-
-def table(results: list[Result]) -> str:
-    """All results as a Markdown table, to paste into a README or an issue."""
-    heading = "| case | threads | ms | times faster | middle half | fastest baseline | of FMA peak | of reading |"
-    rows = [heading, "|---|---|---|---|---|---|---|---|"]
-    rows += [
-        f"| {r.case} | {r.threads} | {r.seconds * 1e3:.2f} | {r.ratio:.2f} | {r.ratio_low:.2f} to {r.ratio_high:.2f} "
-        f"| {r.baseline}, {r.baseline_seconds * 1e3:.2f} ms | {r.of_peak:.0%} | {r.of_read:.0%} |"
-        for r in results
-    ]
-    return "\n".join(rows)
