@@ -117,14 +117,14 @@ def test_positional_arguments_are_read(wired):
         wired("lfm2")(batch["input_ids"], None, batch["position_ids"], use_cache=False)
 
 
-def test_a_model_that_drops_the_keywords_is_refused_at_the_layer(wired):
-    """The entrance sees seq_idx; the layer does not get it."""
-    model = wired("lfm2")
+def test_a_layer_whose_keywords_are_dropped_takes_them_from_the_entrance(wired):
+    model, batch = wired("lfm2"), pack(samples())
+    wanted = model(**batch).logits
     for layer in model.model.layers:
         if hasattr(layer, "conv"):
             layer.conv.register_forward_pre_hook(_drop, with_kwargs=True)
-    with pytest.raises(ValueError, match="drops seq_idx and cu_seq_lens_q on the way to causal_conv1d_fn"):
-        model(**pack(samples()))
+    assert torch.equal(model(**batch).logits, wanted)
+    assert torch.equal(model(**_without(batch, "seq_idx")).logits, wanted)
 
 
 def test_attention_without_its_keywords_is_refused_at_the_layer(wired):

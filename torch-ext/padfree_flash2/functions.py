@@ -63,6 +63,15 @@ def used_by(model) -> dict[str, list]:
     return found
 
 
+def mixers(model) -> list:
+    """The modules of a model that call a function of `KEYWORDS` which mixes the tokens of a row."""
+    return [
+        module
+        for module in model.modules()
+        if any(KEYWORDS.get(name_of(function)) for function in getattr(module, "_kernel_funcs", {}).values())
+    ]
+
+
 def _called(module, function):
     """The function module of this class in the modelling file of ``module``: the one its forward calls."""
     for kind in type(module).__mro__:

@@ -49,7 +49,10 @@ class causal_conv1d_fn(nn.Module):
             ValueError: the batch is packed and neither ``seq_idx`` nor ``cu_seq_lens_q`` arrived; ``cu_seq_lens_q``
                 does not cover the tokens; or what ``causal_conv1d_fn`` refuses.
         """
-        seq_idx = boundaries.sequence_index(hidden_states, kwargs.get("seq_idx"), kwargs.get("cu_seq_lens_q"))
+        size = hidden_states.shape[0], hidden_states.shape[2]
+        seq_idx = boundaries.sequence_index(
+            "causal_conv1d_fn", size, kwargs.get("seq_idx"), kwargs.get("cu_seq_lens_q")
+        )
         state = {
             name: kwargs[name]
             for name in ("initial_states", "return_final_states", "final_states_out")
@@ -226,7 +229,7 @@ class recurrent_kimi_delta_attention(fused_recurrent_kda):
 def _delta(kernel, query, key, value, g, beta, initial_state, output_final_state, use_qk_l2norm_in_kernel, kwargs):
     given = kwargs.get("cu_seqlens")  # most models rename the collator's keyword, Kimi Linear passes it on
     given = kwargs.get("cu_seq_lens_q") if given is None else given
-    ends = boundaries.sequence_ends(kernel.__name__, query, given, kwargs.get("seq_idx"))
+    ends = boundaries.sequence_ends(kernel.__name__, tuple(query.shape[:2]), given, kwargs.get("seq_idx"))
     tensors = (query, key, value, g, beta)
     if ends is not None:  # several rows, one after the other
         tensors = tuple(tensor.flatten(0, 1)[None] for tensor in tensors)

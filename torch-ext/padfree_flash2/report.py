@@ -74,7 +74,7 @@ def describe(model, wired) -> Report:
     lines += [f"  not wired   {name}: {reason}" for name, reason in not_wired.items()]
     if wired is None:
         lines.append("  boundaries  not checked: enable() was not called on this model, or disable() was")
-    elif not wired.hooks:
+    elif not wired.plan.check:
         lines.append("  boundaries  not checked: enable(check_boundaries=False)")
     else:
         lines.append(f"  boundaries  checked in eager mode; last batch: {wired.plan.last_seen or 'none yet'}")

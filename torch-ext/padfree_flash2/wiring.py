@@ -8,13 +8,14 @@ import weakref
 from typing import Optional
 
 from . import attention, boundaries, functions, integrity, repository
+from .refusals import Plan
 from .report import TESTED, Report, describe, has_attention, untested
 
 
 class Wired:
     """What `enable` did to one model, so that `disable` can undo it."""
 
-    def __init__(self, plan: boundaries.Plan):
+    def __init__(self, plan: Plan):
         self.plan = plan
         self.functions: list = []
         self.attention_id: Optional[str] = None
@@ -37,7 +38,7 @@ def enable(model, *, check_boundaries: bool = True) -> Report:
     Args:
         model: a ``PreTrainedModel``, or a module around one (PEFT, DDP).
         check_boundaries: refuse a packed batch (ValueError, before any layer runs) if a layer would not get its sample
-            boundaries. Costs microseconds a step and nothing under ``torch.compile``.
+            boundaries. Costs microseconds a step; nothing is checked under ``torch.compile``.
 
     Returns:
         What was wired, what not and why; printable.
@@ -52,7 +53,7 @@ def enable(model, *, check_boundaries: bool = True) -> Report:
     model = _pretrained(model)
     _check_device(model)
     disable(model)
-    wired = Wired(boundaries.Plan(type(model).__name__, inspect.signature(model.forward).parameters))
+    wired = Wired(Plan(type(model).__name__, check_boundaries))
     _wired[model] = wired
     try:
         _wire_attention(model, wired)
@@ -60,13 +61,7 @@ def enable(model, *, check_boundaries: bool = True) -> Report:
     except BaseException:
         disable(model)
         raise
-    if check_boundaries:
-        wired.plan.hold = functools.partial(_hold, tuple(wired.functions), wired.attention_id)
-        enter, leave = (functools.partial(hook, wired.plan) for hook in (boundaries.enter, boundaries.leave))
-        wired.hooks = [
-            model.register_forward_pre_hook(enter, with_kwargs=True, prepend=True),
-            model.register_forward_hook(leave, always_call=True),
-        ]
+    _hook(model, wired)
     return describe(model, wired)
 
 
@@ -78,6 +73,7 @@ def disable(model) -> None:
         return
     for hook in wired.hooks:
         hook.remove()
+    boundaries.release_recomputation(wired.plan)
     for module, forward in wired.forwards_before:
         functions.set_forward(module, forward)
     for function in wired.functions:
@@ -226,6 +222,23 @@ def _wire_functions(model, wired: Wired) -> None:
             raise RuntimeError(
                 f"enable: {functions.name_of(function)} must be replaced now, got {functions.implementation(function)}"
             )
+
+
+def _hook(model, wired: Wired) -> None:
+    """Have each batch read at the entrance of the model and of its base model, which may be called by itself."""
+    plan = wired.plan
+    plan.hold = functools.partial(_hold, tuple(wired.functions), wired.attention_id)
+    for entrance in {id(each): each for each in (model, model.base_model)}.values():
+        parameters = tuple(inspect.signature(entrance.forward).parameters)
+        enter = functools.partial(boundaries.enter, plan, parameters)
+        wired.hooks.append(entrance.register_forward_pre_hook(enter, with_kwargs=True, prepend=True))
+        leave = functools.partial(boundaries.leave, plan)
+        wired.hooks.append(entrance.register_forward_hook(leave, always_call=True))
+    if not plan.sequence:
+        return
+    plan.blocks = [weakref.ref(module) for module in model.modules() if hasattr(module, "gradient_checkpointing")]
+    for mixer in functions.mixers(model):
+        wired.hooks.append(mixer.register_forward_pre_hook(functools.partial(boundaries.require_batch, plan)))
 
 
 def _hold(wired_functions: tuple, attention_id: Optional[str]) -> None:
