@@ -19,6 +19,8 @@ VERBS = {
     "check": ("bundle.check", "prove that built variants keep the rules"),
     "publish": ("bundle.publish", "upload checked variants to a Hub"),
     "serve": ("bundle.hub.cli", "run the embedded Hub"),
+    "resources": ("bundle.resources", "registers, shared memory and spills of each CUDA kernel"),
+    "toolchain": ("bundle.toolchain", "fetch a CUDA toolkit from the package registry"),
     "lint": ("bundle.lint", "ruff, clang-format and mypy over the sources"),
     "test": ("bundle.testing", "lint, the driver's tests, the bundle's tests on each CPU path, the whole road"),
     "torch": ("bundle.other_torch", "the bundle's tests with another torch than the one it was built with"),

@@ -19,9 +19,10 @@ from typing import Any
 import kernels_data
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bundle import buildfile, matrix, options, process, provenance, stage
+from bundle import buildfile, cuda, matrix, options, process, provenance, ptxas, stage
 from bundle.builders import cmake, nix
 from bundle.buildfile import BuildFile
+from bundle.cuda import Arch
 from bundle.errors import BuildError, UsageError
 from bundle.provenance import Provenance
 from bundle.variant import Variant
@@ -48,6 +49,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="with address and undefined-behaviour checks, for `soak`: never published, lies in .bundle/build-asan",
     )
+    parser.add_argument(
+        "--archs",
+        nargs="+",
+        default=[],
+        metavar="CAPABILITY",
+        help="compile CUDA variants for these alone, as in 8.0 12.1+PTX (default: all that build.toml lists)",
+    )
     parser.add_argument("--uid", help="name the build yourself, so that two copies can be loaded side by side")
 
 
@@ -63,7 +71,8 @@ def run(args: argparse.Namespace) -> int:
         if args.builder == "nix":
             build_with_nix(build, name, out=out, scratch=scratch)
         else:
-            build_variant(build, name, out=out, scratch=scratch, uid=args.uid, sanitize=args.sanitize)
+            archs = cuda.all_archs(build, args.archs) if name.backend == "cuda" else ()
+            build_variant(build, name, out=out, scratch=scratch, uid=args.uid, sanitize=args.sanitize, archs=archs)
     return 0
 
 
@@ -74,17 +83,27 @@ def sanitized_places(args: argparse.Namespace) -> tuple[Path, Path]:
 
 
 def build_variant(
-    build: BuildFile, name: Variant, *, out: Path, scratch: Path, uid: str | None = None, sanitize: bool = False
+    build: BuildFile,
+    name: Variant,
+    *,
+    out: Path,
+    scratch: Path,
+    uid: str | None = None,
+    sanitize: bool = False,
+    archs: tuple[Arch, ...] = (),
 ) -> Path:
     """Compile one variant; the path of its directory, ``out/<variant>``."""
     started = time.monotonic()
     with _workplace(name, out, scratch) as work:
         origin = provenance.of(build, uid)
         identity = f"_{build.python_name}_{name.backend}_{origin.uid}"
-        job = cmake.Job(build, name, identity, work, sanitize)
+        job = cmake.Job(build, name, identity, work, sanitize, archs)
         with _progress(str(name)) as on_step:
             library = cmake.build(job, on_step)
         result = _assemble(job, library, origin, out)
+        for line in costs(job, library):
+            process.say(line)
+            print(line, file=job.log.open("a", encoding="utf-8"))
     process.say(f"{name}: built in {time.monotonic() - started:.1f} s as {identity}", style="green")
     return result
 
@@ -128,7 +147,7 @@ def _assemble(job: cmake.Job, library: Path, origin: Provenance, out: Path) -> P
     if not job.sanitize:  # its reports name lines
         process.run([*STRIP, str(shipped)], what="strip", log=job.log)
     digest = kernels_data.Digest.hash_variant(kernels_data.DigestAlgorithm.SHA256, partial)
-    table = metadata(job.build, job.variant, job.id, origin, digest)
+    table = metadata(job, origin, digest)
     text = json.dumps(table, indent=2, sort_keys=True) + "\n"
     kernels_data.Metadata.from_bytes(text.encode())  # refuses what the loader would refuse
     (partial / "metadata.json").write_text(text, encoding="utf-8")
@@ -137,17 +156,28 @@ def _assemble(job: cmake.Job, library: Path, origin: Provenance, out: Path) -> P
     return target
 
 
-def metadata(
-    build: BuildFile, name: Variant, identity: str, origin: Provenance, digest: kernels_data.Digest
-) -> dict[str, Any]:
-    """What metadata.json of a variant says."""
+def costs(job: cmake.Job, library: Path) -> Iterator[str]:
+    """A line for each architecture of a CUDA variant: what it took to compile, what it adds to the library."""
+    if not job.archs:
+        return
+    seconds = ptxas.seconds(job.binary / cuda.OBJECTS)
+    sizes = cuda.cubin_bytes(library, job.build.root)
+    for arch in job.archs:
+        time, size = seconds.get(arch.sm, 0), sizes[arch.sm] >> 10
+        yield f"{job.variant}: {arch.sm}: {time:.1f} s in ptxas, {size} KiB of cubins"
+    yield f"{job.variant}: {library.name}: {library.stat().st_size >> 10} KiB"
+
+
+def metadata(job: cmake.Job, origin: Provenance, digest: kernels_data.Digest) -> dict[str, Any]:
+    """What metadata.json of a variant says. Architectures are sorted as texts, as kernel-builder sorts them."""
+    build, backend = job.build, job.variant.backend
     return {
         "name": build.name,
-        "id": identity,
+        "id": job.id,
         "version": build.version,
         "license": build.license,
         "python-depends": list(build.python_depends),
-        "backend": {"type": name.backend},
+        "backend": {"type": backend, **({"archs": sorted(map(str, job.archs))} if job.archs else {})},
         "digest": {"algorithm": str(digest.algorithm), "files": dict(sorted(digest.files.items()))},
         "provenance": origin.table(),
     }

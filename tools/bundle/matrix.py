@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from bundle import compiler, variant
+from bundle import compiler, cuda, variant
 from bundle.buildfile import BuildFile
 from bundle.errors import ConfigError, EmptySelectionError
 from bundle.variant import Variant
@@ -81,4 +81,7 @@ def _reason(build: BuildFile, name: Variant, here: bool) -> str | None:
             if section.isa_flags:
                 flags = " ".join(section.isa_flags)
                 return f"[kernel.{section.name}] is built with {flags}, which only x86_64 compilers take"
-    return compiler.reason_against(name.system) if here and name.system else None
+    if not here or name.system is None:
+        return None
+    own = compiler.reason_against(name.system)
+    return own or (cuda.reason_against(name, build.root) if name.backend == "cuda" else None)

@@ -14,10 +14,12 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
-from bundle import buildfile, compiler, options, parts, process, testing
-from bundle.errors import ToolchainError, UsageError
+from bundle import buildfile, checks, compiler, matrix, options, parts, process, testing
+from bundle.checks import Subject, load
+from bundle.errors import CheckError, ToolchainError, UsageError
 from bundle.parts import Part
 
 _CUDA_LIBRARY = re.compile(r"lib(cu|nv|nccl)[^/]*\.so[.\d]*")
@@ -38,19 +40,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Fetch that torch once, then run the tests of the built variant on it. transformers' own tests are left out: it
-    supports what it supports."""
+    """Fetch that torch once, then run the tests of the built CPU variant on it (transformers' own are left out: it
+    supports what it supports). With ``--only``, CUDA variants are loaded: each op must have its CUDA kernel."""
     out, scratch = options.places(args)
+    build = buildfile.read(args.root)
     site = unpack(args.version, scratch)
-    environment = {
-        "PYTHONPATH": str(site),
-        "LOCAL_KERNELS": testing.local_kernels(buildfile.read(args.root).repository, out),
-    }
+    cuda = [name for name in matrix.select(build, args.only) if name.backend == "cuda"] if args.only else []
+    for variant in cuda:
+        target = replace(checks.subject(out / str(variant), root=args.root), site=site)
+        _load(target, imported_version(site))
+    if cuda:
+        return 0
+    environment = {"PYTHONPATH": str(site), "LOCAL_KERNELS": testing.local_kernels(build.repository, out)}
     words = ("-m", "kernels_ci", "-q", "-k", "not transformers", *args.pytest)
     command = (sys.executable, "-m", "pytest", "tests", *words)
     name = f"bundle tests, torch {imported_version(site)}"
     parts.conclude("torch", [parts.run(Part(name, command, args.root, environment))])
     return 0
+
+
+def _load(target: Subject, release: str) -> None:
+    """Load a CUDA variant; CheckError when a rule of the load check is broken."""
+    try:
+        if broken := list(load.load(target)):
+            raise CheckError(f"{target.variant} on torch {release}: {'; '.join(broken)}")
+    except checks.Skipped as reason:
+        raise CheckError(f"{target.variant} on torch {release}: {reason}") from None
+    ops = len(load.report(target).ops)
+    process.say(f"{target.variant}: loads on torch {release}, {ops} ops have their CUDA kernel", style="green")
 
 
 def unpack(version: str, scratch: Path) -> Path:

@@ -33,10 +33,12 @@ def say(text: str, style: str | None = None) -> None:
     console.print(text, style=style, markup=False)
 
 
-def capture(command: Sequence[str], cwd: Path | None = None) -> str | None:
-    """Standard output of a question to a tool, stripped; None when the tool is absent or says no."""
+def capture(command: Sequence[str], cwd: Path | None = None, *, both: bool = False) -> str | None:
+    """Standard output (with ``both``, standard error too) of a question to a tool, stripped; None when the tool is
+    absent or says no."""
+    stderr = subprocess.STDOUT if both else subprocess.PIPE
     try:
-        result = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+        result = subprocess.run(command, cwd=cwd, stdout=subprocess.PIPE, stderr=stderr, text=True, check=False)
     except OSError:
         return None
     return result.stdout.strip() if result.returncode == 0 else None

@@ -85,6 +85,56 @@ def scale(x, factor):
     return ops.scale(x, factor)
 """
 
+CUDA_KERNEL = """\
+#include "scale/scale.h"
+namespace padfree::scale::cuda {
+template <int kPerThread>
+__global__ void kernel(const float* x, float* y, long n, float factor) {
+  for (int i = 0; i < kPerThread; ++i) {
+    long at = (blockIdx.x * long(blockDim.x) + threadIdx.x) * kPerThread + i;
+    if (at < n) y[at] = factor * x[at];
+  }
+}
+void run(const float* x, float* y, long n, float factor, void* stream) {
+  kernel<2><<<(n + 511) / 512, 256, 0, static_cast<cudaStream_t>(stream)>>>(x, y, n, factor);
+}
+}  // namespace padfree::scale::cuda
+"""
+
+CUDA_BINDING = """\
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include "registration.h"
+#include "scale/scale.h"
+
+extern "C" AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index, void** stream);
+
+torch::stable::Tensor scale(const torch::stable::Tensor& x, double factor) {
+  torch::stable::Tensor y = torch::stable::empty_like(x);
+  void* stream = nullptr;
+  aoti_torch_get_current_cuda_stream(x.get_device_index(), &stream);
+  padfree::scale::cuda::run(static_cast<const float*>(x.data_ptr()), static_cast<float*>(y.data_ptr()), x.numel(),
+                            float(factor), stream);
+  return y;
+}
+
+STABLE_TORCH_LIBRARY(TORCH_EXTENSION_NAME, ops) { ops.def("scale(Tensor x, float factor) -> Tensor"); }
+STABLE_TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CUDA, ops) { ops.impl("scale", TORCH_BOX(&scale)); }
+REGISTER_EXTENSION(TORCH_EXTENSION_NAME)
+"""
+
+CUDA_TOML = """
+[kernel.scale_cuda]
+backend = "cuda"
+depends = ["torch"]
+include = ["kernel-src"]
+cuda-capabilities = ["8.0", "9.0", "12.1+PTX"]
+src = ["kernel-src/scale/cuda/kernel.cu", "kernel-src/scale/scale.h"]
+"""
+
 FILES = {
     "build.toml": BUILD_TOML,
     "torch-ext/torch_binding.cpp": BINDING,
@@ -113,6 +163,28 @@ def write_checkout(root: Path) -> Path:
     git(root, "init", "--quiet")
     git(root, "add", "--all")
     git(root, "commit", "--quiet", "-m", "tiny")
+    return root
+
+
+def write_cuda_checkout(root: Path) -> Path:
+    """The tiny project on CUDA instead: the binding asks for the stream and launches a kernel."""
+    write_checkout(root)
+    toml = root / "build.toml"
+    text = toml.read_text(encoding="utf-8").split("[kernel.scale_cpu]")[0] + CUDA_TOML
+    toml.write_text(text.replace('["cpu"]', '["cuda"]').replace('cpu = "2.11"', 'cuda = "2.11"'), encoding="utf-8")
+    header = root / "kernel-src/scale/scale.h"
+    header.write_text(
+        "#pragma once\nnamespace padfree::scale::cuda {\n"
+        "void run(const float* x, float* y, long n, float factor, void* stream);\n}\n",
+        encoding="utf-8",
+    )
+    (root / "torch-ext/torch_binding.cpp").write_text(CUDA_BINDING, encoding="utf-8")
+    kernel = root / "kernel-src/scale/cuda/kernel.cu"
+    kernel.parent.mkdir()
+    kernel.write_text(CUDA_KERNEL, encoding="utf-8")
+    git(root, "rm", "-r", "--quiet", "kernel-src/scale/cpu")
+    git(root, "add", "--all")
+    git(root, "commit", "--quiet", "-m", "cuda")
     return root
 
 

@@ -155,7 +155,8 @@ def test_the_package_is_old_python_and_imports_only_torch(path: Path) -> None:
     assert not list(python_rules(path, path.name))
 
 
-# errors, process <- variant <- compiler, buildfile <- matrix, stage <- provenance, builders, checks <- the verbs.
+# errors, process <- variant <- compiler, buildfile <- cuda, matrix, stage <- provenance, ptxas, builders, checks <- the
+# verbs.
 DRIVER_LEVELS = {
     "errors": 0,
     "process": 1,
@@ -163,9 +164,11 @@ DRIVER_LEVELS = {
     "variant": 2,
     "compiler": 3,
     "buildfile": 3,
+    "cuda": 4,
     "matrix": 4,
     "stage": 4,
     "provenance": 5,
+    "ptxas": 5,
     "builders": 6,
     "checks": 6,
     "__main__": 9,

@@ -7,6 +7,7 @@ generated:
     src/torch-ext/registration.h       macros that let a macro name the extension and the op namespace
     src/torch-ext/<package>/_ops.py    the op namespace for Python
     project/CMakeLists.txt, exports.map, torch_stub.cpp
+    cmake/cuda/                        of a CUDA variant: what nvcc compiled (cuda_objects.py)
 
 Why not link libtorch: with its symbols in view the linker binds C++ library functions to it and hides a libstdc++ that
 is too new. An empty stub with libtorch_cpu's name gives the same dependency, for any machine, and hides nothing; that
@@ -25,8 +26,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from bundle import compiler, process, stage
+from bundle import compiler, cuda, process, stage
+from bundle.builders import cuda_objects
 from bundle.buildfile import BuildFile, Section
+from bundle.cuda import Arch, Toolkit
 from bundle.errors import BuildError, ConfigError, ToolchainError
 from bundle.variant import Variant
 
@@ -49,13 +52,20 @@ OnStep = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Job:
-    """One variant to compile. ``id`` is the module's name and the op namespace; ``sanitize``: see SANITIZED_FLAGS."""
+    """One variant to compile. ``id`` is the module's name and the op namespace; ``sanitize``: see SANITIZED_FLAGS;
+    ``archs``: what a CUDA variant is compiled for."""
 
     build: BuildFile
     variant: Variant
     id: str
     scratch: Path
     sanitize: bool = False
+    archs: tuple[Arch, ...] = ()
+
+    @property
+    def toolkit(self) -> Toolkit | None:
+        """The CUDA toolkit of a CUDA variant."""
+        return cuda.find(self.variant, self.build.root) if self.variant.backend == "cuda" else None
 
     @property
     def source(self) -> Path:
@@ -85,21 +95,24 @@ class Job:
 
 def build(job: Job, on_step: OnStep | None = None) -> Path:
     """Compile and link; the path of the unstripped library."""
-    if job.variant.backend != "cpu":
-        raise ToolchainError(f"{job.variant}: only cpu variants are compiled here", hint="Use --builder nix.")
+    if job.variant.backend not in ("cpu", "cuda"):
+        raise ToolchainError(f"{job.variant}: only cpu and cuda variants are compiled here")
     found = compiler.find(job.variant.system or compiler.host_system())
     if job.sanitize and found.family != "g++":
         raise ToolchainError(f"{job.variant}: g++ wanted for --sanitize, got {found}", hint="Set CXX=g++.")
     write_generated(job, found.family)
     cmake, ninja = compiler.tool("cmake"), compiler.tool("ninja")
-    process.say(f"{job.variant}: {found}")
+    toolkit = job.toolkit
+    process.say(f"{job.variant}: {found}" + (f", {toolkit} for {' '.join(map(str, job.archs))}" if toolkit else ""))
     job.log.write_text("", encoding="utf-8")
     configure = [
         cmake, "-G", "Ninja", "-S", str(job.project), "-B", str(job.binary),
         f"-DCMAKE_MAKE_PROGRAM={ninja}", "-DCMAKE_BUILD_TYPE=Release",
     ]  # fmt: skip
     env = {**os.environ, "CXX": shlex.join(found.command), "CCACHE_BASEDIR": str(job.scratch)}
-    _forget_other_tools(job, cmake=cmake, ninja=ninja, compiler=str(found), torch=compiler.torch().release)
+    _forget_other_tools(
+        job, cmake=cmake, ninja=ninja, compiler=str(found), torch=compiler.torch().release, toolkit=str(toolkit)
+    )
     if not (job.binary / "build.ninja").is_file():  # from then on ninja itself runs cmake when CMakeLists.txt changes
         process.run(configure, what="cmake", log=job.log, env=env)
     _compile(job, [ninja, "-C", str(job.binary), *_jobs()], env, on_step)
@@ -150,10 +163,13 @@ def _cmake_lists(job: Job, family: str) -> Iterator[str]:
     if torch.version < abi:
         raise ToolchainError(f"{job.variant}: torch {abi[0]}.{abi[1]} or newer headers wanted, got {torch.version}")
     sections = job.build.sections(job.variant.backend)
-    sources = [_quote(job.source / path) for section in sections for path in section.sources]
-    includes = [_quote(path) for path in (*torch.includes, compiler.python_include())]
+    sources = [_quote(job.source / path) for section in sections for path in section.sources if path.suffix != ".cu"]
+    toolkit = job.toolkit
+    headers = (*torch.includes, compiler.python_include(), *((toolkit.include,) if toolkit else ()))
+    includes = [_quote(path) for path in headers]
     definitions = [
         f"{job.variant.backend.upper()}_KERNEL",
+        *(("USE_CUDA=1",) if toolkit else ()),
         f"Py_LIMITED_API={PY_LIMITED_API}",
         f"TORCH_TARGET_VERSION={compiler.target_version(*abi)}",
     ]
@@ -172,10 +188,32 @@ def _cmake_lists(job: Job, family: str) -> Iterator[str]:
         link_flags=" ".join(SANITIZERS if job.sanitize else ()),
         prefix_maps=" ".join(_prefix_maps(job, torch)),
         project=str(job.project),
-        launcher=_launcher(),
+        launcher=f'set(CMAKE_CXX_COMPILER_LAUNCHER "{ccache}")' if (ccache := shutil.which("ccache")) else "",
     )
     for section in sections:
         yield _section(job, section, define=section.backend is None and not everywhere)
+    if toolkit:
+        yield _filled("cuda.cmake.in", stub=cuda_objects.STUB, runtime=str(toolkit.runtime))
+        yield from _cuda_objects(job, toolkit, definitions)
+
+
+def _cuda_objects(job: Job, toolkit: Toolkit, definitions: list[str]) -> Iterator[str]:
+    """One command for each .cu file."""
+    launcher = [ccache] if (ccache := shutil.which("ccache")) else []
+    host = " ".join(compiler.find(compiler.host_system()).command)
+    for section in cuda.cuda_sections(job.build):
+        archs = cuda.archs(section, job.archs)
+        flags = (
+            *section.cuda_flags, "-ccbin", host, *(f"-D{definition}" for definition in definitions),
+            *(f"-I{job.source / path}" for path in section.include),
+            "-Xcompiler", f"-ffile-prefix-map={job.source}/=./",
+        )  # fmt: skip
+        for listed in section.sources:
+            if listed.suffix == ".cu" and archs:
+                words = cuda_objects.command(
+                    toolkit, job.source / listed, "@OBJECT@", archs=archs, flags=flags, launcher=launcher
+                )
+                yield from cuda_objects.cmake(job.source / listed, listed, words)
 
 
 def _prefix_maps(job: Job, torch: compiler.Torch) -> Iterator[str]:
@@ -185,9 +223,9 @@ def _prefix_maps(job: Job, torch: compiler.Torch) -> Iterator[str]:
 
 
 def _section(job: Job, section: Section, *, define: bool) -> str:
-    """The flags and include directories that belong to one section's files alone."""
+    """The flags and include directories that belong to one section's files alone, but for nvcc's."""
     lines = []
-    files = " ".join(_quote(job.source / path) for path in section.sources)
+    files = " ".join(_quote(job.source / path) for path in section.sources if path.suffix != ".cu")
     if section.include:
         directories = ";".join(str(job.source / path) for path in section.include)
         lines.append(f'set_property(SOURCE {files} APPEND PROPERTY INCLUDE_DIRECTORIES "{directories}")')
@@ -219,11 +257,6 @@ def _forget_other_tools(job: Job, **tools: str) -> None:
         shutil.rmtree(job.binary)
     job.binary.mkdir(parents=True, exist_ok=True)
     stage.write_if_changed(stamp, now.encode())
-
-
-def _launcher() -> str:
-    ccache = shutil.which("ccache")
-    return f'set(CMAKE_CXX_COMPILER_LAUNCHER "{ccache}")' if ccache else ""
 
 
 def _jobs() -> list[str]:

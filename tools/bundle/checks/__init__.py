@@ -24,13 +24,15 @@ class Skipped(Exception):
 
 @dataclass(frozen=True)
 class Subject:
-    """A variant to check, and the checkout and scratch directory it was built from where they are known."""
+    """A variant to check, and the checkout and scratch directory it was built from where they are known. ``site``: a
+    directory that holds another torch to load it with."""
 
     directory: Path
     variant: Variant
     metadata: kernels_data.Metadata
     build: BuildFile | None = None
     scratch: Path | None = None
+    site: Path | None = None
 
     @property
     def id(self) -> str:
@@ -92,7 +94,7 @@ def subject(directory: Path, *, root: Path | None = None, scratch: Path | None =
 
 def run_all(target: Subject) -> tuple[Finding, ...]:
     """Run every check on ``target``, in the order of their cost."""
-    from bundle.checks import abi, api, isa, layout, load, sources  # they import this module
+    from bundle.checks import abi, api, gpu, isa, layout, load, sources  # they import this module
 
     checks: dict[str, Check] = {
         "layout": layout.layout,
@@ -106,6 +108,8 @@ def run_all(target: Subject) -> tuple[Finding, ...]:
         "isa files": isa.files,
         "isa objects": isa.objects,
         "isa library": isa.library,
+        "gpu archs": gpu.archs,
+        "gpu kernels": gpu.kernels,
         "load": load.load,
         "api": api.api,
     }

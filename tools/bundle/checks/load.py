@@ -72,15 +72,17 @@ def report(target: Subject) -> Loaded:
     """The loaded package's own words; Skipped on a machine it is not for, CheckError when it does not load."""
     if target.variant.system not in (None, compiler.host_system()):
         raise Skipped(f"runs on {target.variant.system}, this is {compiler.host_system()}")
-    return _probe(target.directory, target.variant.backend, target.id)
+    return _probe(target.directory, target.variant.backend, target.id, target.site)
 
 
 @functools.lru_cache(maxsize=8)
-def _probe(directory: Path, backend: str, identity: str) -> Loaded:
-    """One process a variant, whoever asks."""
-    if backend != "cpu" and not _torch_has(backend):
-        raise Skipped(f"the installed torch is built without {backend}")
+def _probe(directory: Path, backend: str, identity: str, site: Path | None) -> Loaded:
+    """One process a variant, whoever asks. It computes nothing, so a CUDA variant needs no GPU to load."""
     environment = {name: value for name, value in os.environ.items() if name != "LOCAL_KERNELS"}
+    if site is not None:
+        environment["PYTHONPATH"] = str(site)
+    if not _torch_has(backend, environment):
+        raise Skipped(f"the installed torch is built without {backend}")
     environment |= {"HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-c", _PROBE, str(directory), backend, identity]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -91,6 +93,8 @@ def _probe(directory: Path, backend: str, identity: str) -> Loaded:
     return Loaded(data["file"], tuple(data["all"]), tuple(data["absent"]), tuple(data["ops"].items()))
 
 
-def _torch_has(backend: str) -> bool:
-    code = f"import torch, sys; sys.exit(not getattr(torch, {backend!r}).is_available())"
-    return subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+def _torch_has(backend: str, environment: dict[str, str]) -> bool:
+    if backend == "cpu":
+        return True
+    code = f"import torch, sys; sys.exit(getattr(torch.version, {backend!r}, None) is None)"
+    return subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
