@@ -556,6 +556,28 @@ DELTA_ERRORS = [
     (packed_delta(0, 2, 5, initial_state=randn(1, 4, 8, 6)), ValueError,
      "initial_state must have shape (2, 4, 8, 6), got (1, 4, 8, 6)"),
 ]  # fmt: skip
+DELTA_ERRORS += [
+    ({"use_gate_in_kernel": 1}, TypeError, "use_gate_in_kernel must be True or False, got 1"),
+    ({"use_beta_sigmoid_in_kernel": 1}, TypeError, "use_beta_sigmoid_in_kernel must be True or False, got 1"),
+    ({"allow_neg_eigval": 1}, TypeError, "allow_neg_eigval must be True or False, got 1"),
+    ({"cp_context": object()}, NotImplementedError, "cp_context must be None, got a object"),
+    ({"use_graph": True}, NotImplementedError, "use_graph must be False, got True"),
+    ({"max_num_seqs": 4}, NotImplementedError, "max_num_seqs must be None, got 4"),
+    ({"chunk_indices": randn(2)}, NotImplementedError, "chunk_indices must be None, got a Tensor"),
+    ({"return_intermediate_states": True}, NotImplementedError,
+     "return_intermediate_states must be False, got True"),
+    ({"head_first": True}, NotImplementedError, "head_first must be False, got True"),
+    ({"chunk_size": 48}, ValueError, "chunk_size must be one of (16, 32, 64), got 48"),
+    ({"disable_recompute": 1}, TypeError, "disable_recompute must be True or False, got 1"),
+    ({"transpose_state_layout": True, "state_v_first": True}, ValueError,
+     "transpose_state_layout must be left away where state_v_first is, got True"),
+    ({"cu_seqlens_cpu": torch.tensor([0, 5])}, ValueError,
+     "cu_seqlens must be given beside cu_seqlens_cpu, got None"),
+    (packed_delta(0, 5, cu_seqlens_cpu=[0, 5]), TypeError, "cu_seqlens_cpu must be a tensor, got list"),
+    (packed_delta(0, 5, cu_seqlens_cpu=torch.tensor([0, 2, 5])), ValueError,
+     "cu_seqlens_cpu must hold what cu_seqlens does, got [0, 2, 5]"),
+    ({"anything": 3}, TypeError, "anything must be left away, got 3"),
+]  # fmt: skip
 DELTA_IDS = [f"{i}-{text[:30]}" for i, (_, _, text) in enumerate(DELTA_ERRORS)]
 
 
@@ -605,12 +627,34 @@ def test_fused_recurrent_gated_delta_rule(padfree, changed, kind, text):
          "dt_bias must have shape (32,), got (4,)"),
         ({"g": randn(2, 5, 4, 8), "beta": randn(2, 5, 2)}, ValueError, "beta must have shape (2, 5, 4), got (2, 5, 2)"),
         ({"g": randn(2, 5, 4, 8), "scale": 0}, ValueError, "scale must not be 0, got 0"),
+        ({"g": randn(2, 5, 4, 8), "lower_bound": -5.0}, ValueError,
+         "lower_bound must be None where use_gate_in_kernel is False, got -5.0"),
+        ({"g": randn(2, 5, 4, 8), "lower_bound": 0.5, "use_gate_in_kernel": True}, ValueError,
+         "lower_bound must be below 0, got 0.5"),
+        ({"g": randn(2, 5, 4, 8), "lower_bound": "-5", "use_gate_in_kernel": True}, TypeError,
+         "lower_bound must be a number, got str"),
     ],
 )  # fmt: skip
 def test_kda(padfree, function, changed, kind, text):
     with pytest.raises(kind) as error:
         getattr(padfree, function)(**delta_arguments(**changed))
     assert str(error.value) == f"{function}: {text}"
+
+
+@pytest.mark.parametrize(
+    ("changed", "kind", "text"),
+    [
+        ({"safe_gate": 1}, TypeError, "safe_gate must be True or False, got 1"),
+        ({"safe_gate": True, "use_gate_in_kernel": True}, ValueError,
+         "lower_bound must be in [-5, 0) where safe_gate and use_gate_in_kernel are True, got None"),
+        ({"safe_gate": True, "use_gate_in_kernel": True, "lower_bound": -6.0}, ValueError,
+         "lower_bound must be in [-5, 0) where safe_gate and use_gate_in_kernel are True, got -6.0"),
+    ],
+)  # fmt: skip
+def test_safe_gate_of_kda(padfree, changed, kind, text):
+    with pytest.raises(kind) as error:
+        padfree.chunk_kda(**delta_arguments(g=randn(2, 5, 4, 8), **changed))
+    assert str(error.value) == f"chunk_kda: {text}"
 
 
 DELTA_OP_ERRORS = {

@@ -339,6 +339,38 @@ def test_activations_inside(padfree, device, neg_eigval, gate):
     assert_same_bits(got["out"], wanted["out"], "out")
 
 
+@pytest.mark.parametrize("recurrent", [False, True])
+@pytest.mark.parametrize("with_rate", [False, True])
+def test_a_gate_with_a_lower_bound(padfree, device, with_rate, recurrent):
+    """Kimi's: the logarithm of the decay stays above the bound, and has gradients."""
+    case = inputs([20], "channel", device=device)
+    raw = {**forward_only(case), "g": randn(*case["g"].shape, seed=11)}
+    rate, bias = randn(2, seed=13), randn(2 * 16, seed=14)
+    options = {"use_gate_in_kernel": True, "A_log": rate if with_rate else None, "dt_bias": bias, "lower_bound": -4.0}
+    safe = {} if recurrent else {"safe_gate": True}
+    got = call(padfree, **raw, **options, **safe, recurrent=recurrent)
+    factor = rate.exp()[:, None] if with_rate else 1.0
+    g = -4.0 * torch.sigmoid(factor * (raw["g"] + bias.view(2, 16)))
+    assert_same_bits(got["out"], call(padfree, **{**raw, "g": g}, recurrent=recurrent)["out"], "out")
+
+
+@ALL_GATES
+def test_what_flash_linear_attention_takes_beside(padfree, device, gate):
+    """Accepted where no result depends on it, and under its old name."""
+    case = forward_only(inputs([20, 13], gate, device=device, packed=True))
+    wanted = call(padfree, **case)
+    ends = case["cu_seqlens"].to(torch.int64).cpu()
+    nothing = {"cp_context": None, "use_graph": False, "max_num_seqs": None, "return_intermediate_states": False}
+    for recurrent in (False, True):
+        got = call(
+            padfree, **case, **nothing, cu_seqlens_cpu=ends, chunk_size=32, disable_recompute=True, recurrent=recurrent
+        )
+        assert_close(got["out"], wanted["out"].double(), 1e-5, "out")
+    flipped = {**case, "initial_state": case["initial_state"].transpose(-1, -2)}
+    got = call(padfree, **flipped, transpose_state_layout=True)
+    assert_same_bits(got["final_state"].transpose(-1, -2), wanted["final_state"], "final_state")
+
+
 def test_recurrent_form_without_gate_and_beta(padfree, device):
     case = forward_only(inputs([5], device=device))
     tensors = {n: case[n] for n in ("q", "k", "v")}

@@ -10,16 +10,13 @@ The ``chunk`` forms do so 64 tokens at a time and are differentiable; the ``fuse
 decoding, and hand over to the chunk form where a gradient is wanted.
 """
 
-import math
-from typing import NamedTuple, Optional
+from typing import Optional
 
 import torch
-import torch.nn.functional as F
 
 from . import _checks as checks
+from . import _delta_checks as arguments
 from ._ops import ops
-
-MAX_HEAD_DIM = 256
 
 
 def chunk_gated_delta_rule(
@@ -40,6 +37,7 @@ def chunk_gated_delta_rule(
     use_gate_in_kernel: bool = False,
     A_log: Optional[torch.Tensor] = None,
     dt_bias: Optional[torch.Tensor] = None,
+    **upstream,
 ) -> tuple[torch.Tensor, Optional[torch.Tensor]]:
     """Gated delta rule with one gate per head, chunk by chunk; differentiable in every tensor.
 
@@ -60,22 +58,29 @@ def chunk_gated_delta_rule(
         cu_seqlens: (N + 1) int32 or int64, rising from 0: boundaries of packed sequences, B is 1. Rows past the last
             boundary get 0.
         use_gate_in_kernel: use ``-exp(A_log) * softplus(g + dt_bias)`` as g; A_log and dt_bias are (HV).
+        upstream: what flash-linear-attention takes as well. ``cu_seqlens_cpu`` must hold what cu_seqlens does;
+            ``transpose_state_layout`` is the old name of state_v_first. ``chunk_size`` (16, 32, 64) and
+            ``disable_recompute`` steer its kernels, not the result. ``cp_context``, ``use_graph``, ``max_num_seqs``,
+            ``chunk_indices``, ``return_intermediate_states`` and ``head_first`` are refused unless None or False.
 
     Returns:
         ``(o, final_state)``: (B, T, HV, V) of q's dtype, and float32 (N, HV, K, V) or None.
 
     Raises:
         ValueError: a shape or value is wrong. TypeError: a dtype, device or type is.
-        NotImplementedError: a head dim is over 256.
+        NotImplementedError: a head dim is over 256, or an option of flash-linear-attention has no kernel here.
 
     Arithmetic and states are float32. Within one chunk of 64 tokens a NaN may reach earlier tokens of its own sequence,
     never those of another. Source: Yang et al., Gated Delta Networks (2024); the semantics of flash-linear-attention.
     """
     op = "chunk_gated_delta_rule"
-    _check_values(op, q, k, v)
-    gate = use_gate_in_kernel, A_log, dt_bias
-    g, beta = _activated(op, v, g, beta, gate, use_beta_sigmoid_in_kernel, allow_neg_eigval)
-    call = _checked(op, q, k, v, g, beta, scale, initial_state, use_qk_l2norm_in_kernel, cu_seqlens, state_v_first)
+    state_v_first = arguments.check_upstream(op, upstream, cu_seqlens, state_v_first)
+    arguments.check_values(op, q, k, v)
+    gate = arguments.Gate(use_gate_in_kernel, A_log, dt_bias)
+    g, beta = arguments.activated(op, v, g, beta, gate, use_beta_sigmoid_in_kernel, allow_neg_eigval)
+    call = arguments.checked(
+        op, q, k, v, g, beta, scale, initial_state, use_qk_l2norm_in_kernel, cu_seqlens, state_v_first
+    )
     return _chunk(call, output_final_state, state_v_first)
 
 
@@ -100,6 +105,7 @@ def fused_recurrent_gated_delta_rule(
     cu_seqlens: Optional[torch.Tensor] = None,
     *,
     inplace_final_state: bool = False,
+    **upstream,
 ) -> tuple[torch.Tensor, Optional[torch.Tensor]]:
     """Gated delta rule token by token: what ``chunk_gated_delta_rule`` computes, for steps of few tokens.
 
@@ -122,15 +128,18 @@ def fused_recurrent_gated_delta_rule(
     Source: the semantics of flash-linear-attention; ``inplace_final_state`` is vLLM's name.
     """
     op = "fused_recurrent_gated_delta_rule"
+    state_v_first = arguments.check_upstream(op, upstream, cu_seqlens, state_v_first)
     for name, gate in (("gk", gk), ("gv", gv)):
         if gate is not None:
             raise NotImplementedError(f"{op}: {name} must be None, got a tensor")
-    _check_values(op, q, k, v)
+    arguments.check_values(op, q, k, v)
     g = v.new_zeros(v.shape[:3], dtype=torch.float32) if g is None else g
     beta = v.new_ones(v.shape[:3], dtype=torch.float32) if beta is None else beta
-    gate = use_gate_in_kernel, A_log, dt_bias
-    g, beta = _activated(op, v, g, beta, gate, use_beta_sigmoid_in_kernel, allow_neg_eigval)
-    call = _checked(op, q, k, v, g, beta, scale, initial_state, use_qk_l2norm_in_kernel, cu_seqlens, state_v_first)
+    gate = arguments.Gate(use_gate_in_kernel, A_log, dt_bias)
+    g, beta = arguments.activated(op, v, g, beta, gate, use_beta_sigmoid_in_kernel, allow_neg_eigval)
+    call = arguments.checked(
+        op, q, k, v, g, beta, scale, initial_state, use_qk_l2norm_in_kernel, cu_seqlens, state_v_first
+    )
     return _recurrent(op, call, initial_state, output_final_state, state_v_first, inplace_final_state)
 
 
@@ -147,11 +156,14 @@ def chunk_kda(
     use_gate_in_kernel: bool = False,
     use_beta_sigmoid_in_kernel: bool = False,
     allow_neg_eigval: bool = False,
+    safe_gate: bool = False,
+    lower_bound: Optional[float] = None,
     *,
     state_v_first: bool = False,
     cu_seqlens: Optional[torch.Tensor] = None,
     A_log: Optional[torch.Tensor] = None,
     dt_bias: Optional[torch.Tensor] = None,
+    **upstream,
 ) -> tuple[torch.Tensor, Optional[torch.Tensor]]:
     """Kimi delta attention: the gated delta rule with a gate per channel of k, chunk by chunk; differentiable.
 
@@ -161,6 +173,10 @@ def chunk_kda(
         g: (B, T, HV, K), any of the three dtypes: the logarithms of the decays, not positive (growth is computed as
             well, but rounding errors grow faster than with a gate per head). Bounded below as there.
         use_gate_in_kernel: use ``-exp(A_log) * softplus(g + dt_bias)`` as g; A_log is (HV), dt_bias (HV * K).
+        lower_bound: below 0; the activation inside is ``lower_bound * sigmoid(exp(A_log) * (g + dt_bias))`` instead,
+            and A_log may be None for 0.
+        safe_gate: the promise that g stays in [-5, 0), which no kernel here needs; with use_gate_in_kernel it demands a
+            lower_bound in that range.
         The rest: as in ``chunk_gated_delta_rule``.
 
     Returns:
@@ -172,10 +188,14 @@ def chunk_kda(
     Source: Kimi Linear (2025); the semantics of flash-linear-attention.
     """
     op = "chunk_kda"
-    _check_values(op, q, k, v)
-    gate = use_gate_in_kernel, A_log, dt_bias
-    g, beta = _activated(op, v, g, beta, gate, use_beta_sigmoid_in_kernel, allow_neg_eigval, q.shape[3:])
-    call = _checked(op, q, k, v, g, beta, scale, initial_state, use_qk_l2norm_in_kernel, cu_seqlens, state_v_first)
+    state_v_first = arguments.check_upstream(op, upstream, cu_seqlens, state_v_first)
+    arguments.check_values(op, q, k, v)
+    arguments.check_safe_gate(op, safe_gate, use_gate_in_kernel, lower_bound)
+    gate = arguments.Gate(use_gate_in_kernel, A_log, dt_bias, lower_bound)
+    g, beta = arguments.activated(op, v, g, beta, gate, use_beta_sigmoid_in_kernel, allow_neg_eigval, q.shape[3:])
+    call = arguments.checked(
+        op, q, k, v, g, beta, scale, initial_state, use_qk_l2norm_in_kernel, cu_seqlens, state_v_first
+    )
     return _chunk(call, output_final_state, state_v_first)
 
 
@@ -194,10 +214,12 @@ def fused_recurrent_kda(
     use_gate_in_kernel: bool = False,
     use_beta_sigmoid_in_kernel: bool = False,
     allow_neg_eigval: bool = False,
+    lower_bound: Optional[float] = None,
     *,
     state_v_first: bool = False,
     cu_seqlens: Optional[torch.Tensor] = None,
     inplace_final_state: bool = False,
+    **upstream,
 ) -> tuple[torch.Tensor, Optional[torch.Tensor]]:
     """Kimi delta attention token by token: what ``chunk_kda`` computes, for steps of few tokens.
 
@@ -206,38 +228,26 @@ def fused_recurrent_kda(
     Args, Returns, Raises: as in ``chunk_kda``; ``inplace_final_state`` as in ``fused_recurrent_gated_delta_rule``.
     """
     op = "fused_recurrent_kda"
-    _check_values(op, q, k, v)
-    gate = use_gate_in_kernel, A_log, dt_bias
-    g, beta = _activated(op, v, g, beta, gate, use_beta_sigmoid_in_kernel, allow_neg_eigval, q.shape[3:])
-    call = _checked(op, q, k, v, g, beta, scale, initial_state, use_qk_l2norm_in_kernel, cu_seqlens, state_v_first)
+    state_v_first = arguments.check_upstream(op, upstream, cu_seqlens, state_v_first)
+    arguments.check_values(op, q, k, v)
+    gate = arguments.Gate(use_gate_in_kernel, A_log, dt_bias, lower_bound)
+    g, beta = arguments.activated(op, v, g, beta, gate, use_beta_sigmoid_in_kernel, allow_neg_eigval, q.shape[3:])
+    call = arguments.checked(
+        op, q, k, v, g, beta, scale, initial_state, use_qk_l2norm_in_kernel, cu_seqlens, state_v_first
+    )
     return _recurrent(op, call, initial_state, output_final_state, state_v_first, inplace_final_state)
 
 
-class _Call(NamedTuple):
-    """The arguments of the ops, checked, defaults filled in, in their order."""
-
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    g: torch.Tensor
-    beta: torch.Tensor
-    initial_state: Optional[torch.Tensor]
-    cu_seqlens: Optional[torch.Tensor]
-    scale: float
-    l2norm: bool
-
-    def wants_gradient(self) -> bool:
-        return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in self[:6])
-
-
-def _chunk(call: _Call, output_final_state: bool, v_first: bool) -> tuple[torch.Tensor, Optional[torch.Tensor]]:
+def _chunk(
+    call: arguments.Call, output_final_state: bool, v_first: bool
+) -> tuple[torch.Tensor, Optional[torch.Tensor]]:
     out, final_state, _ = ops.gated_delta_rule_fwd(*call, output_final_state, call.wants_gradient())
     return out, _state_out(final_state, v_first) if output_final_state else None
 
 
 def _recurrent(
     op: str,
-    call: _Call,
+    call: arguments.Call,
     given_state: Optional[torch.Tensor],
     output_final_state: bool,
     v_first: bool,
@@ -270,115 +280,3 @@ def _described(state: Optional[torch.Tensor], v_first: bool) -> str:
 
 def _state_out(state: torch.Tensor, v_first: bool) -> torch.Tensor:
     return state.transpose(-1, -2).contiguous() if v_first else state
-
-
-def _check_values(op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-    checks.require_floating(op, "q", q)
-    checks.require_like(op, "k", k, "q", q)
-    checks.require_like(op, "v", v, "q", q)
-    for name, tensor in (("q", q), ("v", v)):
-        checks.require_dim(op, name, tensor, 4)
-    if k.shape != q.shape:
-        raise ValueError(f"{op}: k must have the shape of q {tuple(q.shape)}, got {tuple(k.shape)}")
-    if v.shape[:2] != q.shape[:2]:
-        raise ValueError(f"{op}: v must have the batch and rows of q {tuple(q.shape[:2])}, got {tuple(v.shape[:2])}")
-    if q.shape[2] == 0 or v.shape[2] % q.shape[2] != 0:
-        raise ValueError(f"{op}: heads of q must divide heads of v ({v.shape[2]}), got {q.shape[2]}")
-    for name, tensor in (("q", q), ("v", v)):
-        if tensor.shape[3] == 0:
-            raise ValueError(f"{op}: head_dim of {name} must be at least 1, got 0")
-        if tensor.shape[3] > MAX_HEAD_DIM:
-            raise NotImplementedError(
-                f"{op}: head_dim of {name} must be at most {MAX_HEAD_DIM} on {q.device.type}, got {tensor.shape[3]}"
-            )
-
-
-def _check_shape(op: str, name: str, tensor: torch.Tensor, like: torch.Tensor, shape: tuple) -> None:
-    checks.require_floating(op, name, tensor)
-    checks.require_device(op, name, tensor, "q", like)
-    if tuple(tensor.shape) != tuple(shape):
-        raise ValueError(f"{op}: {name} must have shape {tuple(shape)}, got {tuple(tensor.shape)}")
-
-
-def _activated(
-    op: str,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    gate: tuple[bool, Optional[torch.Tensor], Optional[torch.Tensor]],
-    sigmoid: bool,
-    neg_eigval: bool,
-    channels: tuple = (),
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """g as a logarithm of the decay and beta as a factor, both float32; ``channels`` (K,) for a gate per channel."""
-    heads = v.shape[2]
-    use_gate, A_log, dt_bias = gate
-    _check_shape(op, "g", g, v, (*v.shape[:3], *channels))
-    _check_shape(op, "beta", beta, v, v.shape[:3])
-    g, beta = g.float(), beta.float()
-    if use_gate:
-        if A_log is None:
-            raise ValueError(f"{op}: A_log must be a tensor where use_gate_in_kernel is True, got None")
-        _check_shape(op, "A_log", A_log, v, (heads,))
-        if dt_bias is not None:
-            _check_shape(op, "dt_bias", dt_bias, v, (math.prod((heads, *channels)),))
-            g = g + dt_bias.float().view(heads, *channels)
-        g = -A_log.float().exp().view(heads, *(1 for _ in channels)) * F.softplus(g)
-    elif A_log is not None or dt_bias is not None:
-        raise ValueError(f"{op}: A_log and dt_bias must be None where use_gate_in_kernel is False, got a tensor")
-    if sigmoid:
-        beta = beta.sigmoid() * (2.0 if neg_eigval else 1.0)
-    elif neg_eigval:
-        raise ValueError(f"{op}: allow_neg_eigval must be False where use_beta_sigmoid_in_kernel is False, got True")
-    return g, beta
-
-
-def _checked(
-    op: str,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    scale: Optional[float],
-    initial_state: Optional[torch.Tensor],
-    l2norm: bool,
-    cu_seqlens: Optional[torch.Tensor],
-    v_first: bool,
-) -> _Call:
-    checks.require_bool(op, "use_qk_l2norm_in_kernel", l2norm)
-    checks.require_bool(op, "state_v_first", v_first)
-    if scale is None:
-        scale = q.shape[3] ** -0.5
-    checks.require_number(op, "scale", scale)
-    if scale == 0:
-        raise ValueError(f"{op}: scale must not be 0, got {scale}")
-    sequences = q.shape[0]
-    if cu_seqlens is not None:
-        cu_seqlens = _check_boundaries(op, cu_seqlens, q)
-        sequences = cu_seqlens.shape[0] - 1
-    if initial_state is not None:
-        shape = (sequences, v.shape[2], q.shape[3], v.shape[3])
-        shape = (*shape[:2], shape[3], shape[2]) if v_first else shape
-        _check_shape(op, "initial_state", initial_state, q, shape)
-        initial_state = initial_state.transpose(-1, -2) if v_first else initial_state
-        initial_state = initial_state.float()
-    return _Call(q, k, v, g, beta, initial_state, cu_seqlens, float(scale), l2norm)
-
-
-def _check_boundaries(op: str, cu_seqlens: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    checks.require_integers(op, "cu_seqlens", cu_seqlens, "q", q)
-    if q.shape[0] != 1:
-        raise ValueError(f"{op}: q must have size 1 in dimension 0 where cu_seqlens is given, got {q.shape[0]}")
-    if cu_seqlens.shape[0] == 0:
-        raise ValueError(f"{op}: cu_seqlens must start at 0, got nothing")
-    ends = checks.values_of(cu_seqlens)
-    if ends is not None:
-        if ends[0] != 0:
-            raise ValueError(f"{op}: cu_seqlens must start at 0, got {ends[0]}")
-        for before, after in zip(ends, ends[1:]):
-            if after < before:
-                raise ValueError(f"{op}: cu_seqlens must not decrease, got {after} after {before}")
-        if ends[-1] > q.shape[1]:
-            raise ValueError(f"{op}: cu_seqlens must end at or below the number of rows ({q.shape[1]}), got {ends[-1]}")
-    return checks.as_int32(cu_seqlens)
