@@ -21,7 +21,7 @@ CPU_VARIANTS = "*cpu*"
 ISA_PATHS = ("generic", "avx2", "avx512")
 """Every path a CPU variant may have, narrowest first; a machine has the ones up to its widest."""
 
-SUITES = ("lint", "driver", "bundle", "e2e")
+SUITES = ("lint", "driver", "bundle", "emulated", "e2e")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,9 +43,13 @@ def run(args: argparse.Namespace) -> int:
     if "lint" in wanted:
         outcomes += map(parts.run, lint.linters(args.root))
     if "driver" in wanted:
-        outcomes.append(parts.run(_driver_tests("driver tests", args, "tests", "--ignore=tests/e2e")))
+        outcomes.append(
+            parts.run(_driver_tests("driver tests", args, "tests", "--ignore=tests/e2e", "--ignore=tests/emulator"))
+        )
     if "bundle" in wanted:
         outcomes += bundle_suite(args)
+    if "emulated" in wanted:
+        outcomes.append(parts.run(_driver_tests("emulator tests", args, "tests/emulator")))
     if "e2e" in wanted:
         outcomes.append(parts.run(_driver_tests("end to end", args, "tests/e2e")))
     parts.conclude("test", outcomes)
