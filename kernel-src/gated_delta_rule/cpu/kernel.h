@@ -12,6 +12,7 @@
 #include "common/dispatch.h"
 #include "common/cpu/gemm.h"
 #include "common/cpu/gemm_pack.h"
+#include "common/cpu/products.h"
 #include "gated_delta_rule/cpu/forward.h"
 #include "gated_delta_rule/cpu/backward.h"
 #include "gated_delta_rule/cpu/recurrent.h"

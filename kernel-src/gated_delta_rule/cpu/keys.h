@@ -2,7 +2,7 @@
 #pragma once
 
 #include "common/cpu/arena.h"
-#include "gated_delta_rule/cpu/products.h"
+#include "common/cpu/products.h"
 #include "gated_delta_rule/cpu/rows.h"
 
 namespace padfree::gated_delta_rule {

@@ -9,14 +9,6 @@ namespace {
 // Added to the squared norm, as flash-linear-attention and transformers do.
 constexpr float kNormEpsilon = 1e-6f;
 
-inline int ceil_div(int64_t a, int64_t b) {
-  return static_cast<int>((a + b - 1) / b);
-}
-
-inline int min_int(int64_t a, int64_t b) {
-  return static_cast<int>(a < b ? a : b);
-}
-
 // Pointers to rows [begin, begin + n) of one head.
 inline void row_pointers(DType dtype, const View& view, const Sequence& s, int64_t head, int64_t begin, int n,
                          void** rows) {

@@ -2,17 +2,26 @@
 //
 //   rows     element (i, d) at [i * ld + d]: the left operand, read by rows or, transposed, by columns
 //   panels   element (i, d) at [(d / kPanel) * step + i * kPanel + d % kPanel]: the right operand, and
-//   results
-//            that become one
+//            results that become one; also a left operand (Layout::kPanels, lda is the step)
 //
 // A result goes to either: ldc and step say which. Triangular operands are full squares of which only the
 // tiles that touch the lower triangle are read or written; what a tile holds above the diagonal must be zero.
+//
+// Include a vec_<isa>.h, dispatch.h and gemm.h first.
 #pragma once
 
 #include <cstdint>
 
-namespace padfree::gated_delta_rule {
+namespace padfree {
 namespace {
+
+inline int ceil_div(int64_t a, int64_t b) {
+  return static_cast<int>((a + b - 1) / b);
+}
+
+inline int min_int(int64_t a, int64_t b) {
+  return static_cast<int>(a < b ? a : b);
+}
 
 struct Panels {
   float* data;
@@ -49,7 +58,8 @@ enum class Shape {
 template <Update kUpdate, Layout kLayout, Shape kShape = Shape::kFull>
 inline void product(int rows, int panels, int depth, const float* a, int lda, Panels b, Result c,
                     const float* scale = nullptr) {
-  const int row_step = kLayout == Layout::kRows ? lda : 1;
+  static_assert(kLayout != Layout::kPanels || kShape != Shape::kUpper, "a panel of A starts at its depth 0");
+  const int row_step = kLayout == Layout::kRows ? lda : kLayout == Layout::kPanels ? kPanel : 1;
   const int depth_step = kLayout == Layout::kRows ? 1 : lda;
   for (int p = 0; p < panels; ++p) {
     for (int i = 0, m; i < rows; i += m) {
@@ -105,4 +115,4 @@ inline void scale_rows(Panels from, const float* scale, int n, int panels, Panel
 }
 
 }  // namespace
-}  // namespace padfree::gated_delta_rule
+}  // namespace padfree
