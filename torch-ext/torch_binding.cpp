@@ -81,6 +81,23 @@ STABLE_TORCH_LIBRARY(TORCH_EXTENSION_NAME, ops) {
   ops.def(
       "gated_delta_rule_update(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor(a!) state, "
       "Tensor? cu_seqlens, float scale, bool l2norm) -> Tensor out");
+
+  // x, z (B, T, H, P), B, C (B, T, G, N) of one dtype; all else float32: dt (B, T, H), A and dt_bias (H), D
+  // (H) or (H, P), states (S, H, P, N), S the number of sequences with cu_seqlens, else B. seq_idx int32 (B,
+  // T). final_states and states are empty unless asked for; states is what the backward needs, in a layout of
+  // its own.
+  ops.def(
+      "state_space_fwd(Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor? D, Tensor? z, "
+      "Tensor? dt_bias, Tensor? initial_states, Tensor? seq_idx, Tensor? cu_seqlens, bool dt_softplus, "
+      "float dt_min, float dt_max, bool output_final_states, bool save_states) "
+      "-> (Tensor out, Tensor final_states, Tensor states)");
+  // dfinal_states None stands for zero; gradients of arguments that are None are empty.
+  ops.def(
+      "state_space_bwd(Tensor dout, Tensor? dfinal_states, Tensor x, Tensor dt, Tensor A, Tensor B, Tensor "
+      "C, "
+      "Tensor? D, Tensor? z, Tensor? dt_bias, Tensor? initial_states, Tensor? seq_idx, Tensor? cu_seqlens, "
+      "Tensor states, bool dt_softplus, float dt_min, float dt_max) -> (Tensor dx, Tensor ddt, Tensor dA, "
+      "Tensor dB, Tensor dC, Tensor dD, Tensor dz, Tensor ddt_bias, Tensor dinitial_states)");
 }
 
 #if defined(CPU_KERNEL)
@@ -99,6 +116,8 @@ STABLE_TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CPU, ops) {
   ops.impl("gated_delta_rule_bwd", TORCH_BOX(&padfree::gated_delta_rule_bwd));
   ops.impl("gated_delta_rule_recurrent", TORCH_BOX(&padfree::gated_delta_rule_recurrent));
   ops.impl("gated_delta_rule_update", TORCH_BOX(&padfree::gated_delta_rule_update));
+  ops.impl("state_space_fwd", TORCH_BOX(&padfree::state_space_fwd));
+  ops.impl("state_space_bwd", TORCH_BOX(&padfree::state_space_bwd));
 }
 #endif
 

@@ -65,4 +65,16 @@ std::tuple<Tensor, Tensor> gated_delta_rule_recurrent(Tensor q, Tensor k, Tensor
 Tensor gated_delta_rule_update(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor state,
                                std::optional<Tensor> cu_seqlens, double scale, bool l2norm);
 
+// kernel-src/state_space/cpu/host.cpp
+std::tuple<Tensor, Tensor, Tensor> state_space_fwd(
+    Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, std::optional<Tensor> D, std::optional<Tensor> z,
+    std::optional<Tensor> dt_bias, std::optional<Tensor> initial_states, std::optional<Tensor> seq_idx,
+    std::optional<Tensor> cu_seqlens, bool dt_softplus, double dt_min, double dt_max,
+    bool output_final_states, bool save_states);
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> state_space_bwd(
+    Tensor dout, std::optional<Tensor> dfinal_states, Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C,
+    std::optional<Tensor> D, std::optional<Tensor> z, std::optional<Tensor> dt_bias,
+    std::optional<Tensor> initial_states, std::optional<Tensor> seq_idx, std::optional<Tensor> cu_seqlens,
+    Tensor states, bool dt_softplus, double dt_min, double dt_max);
+
 }  // namespace padfree

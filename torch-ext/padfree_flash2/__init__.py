@@ -21,6 +21,7 @@ from .integrity import verify
 from .masks import register_masked_attention
 from .packages import install_as_packages
 from .repository import back_flash_attention
+from .state_space import mamba_chunk_scan_combined, mamba_split_conv1d_scan_combined
 from .wiring import disable, enable, report
 
 __all__ = [
@@ -45,6 +46,8 @@ __all__ = [
     "install_as_packages",
     "isa",
     "layers",
+    "mamba_chunk_scan_combined",
+    "mamba_split_conv1d_scan_combined",
     "register_masked_attention",
     "report",
     "verify",

@@ -209,3 +209,74 @@ def _delta_double_backward(ctx, *gradients):
 
 
 torch.library.register_autograd(add_op_namespace_prefix("gated_delta_rule_bwd"), _delta_double_backward)
+
+
+# ---- state space -----------------------------------------------------------------------------------------------------
+
+# kChunk and kStatePad of kernel-src/state_space/params.h: they make the shape of the states that forward saves.
+_SCAN_CHUNK, _SCAN_STATE_PAD = 64, 16
+
+
+def _scan_states(x, dt, B, cu_seqlens, wanted=True):
+    rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    return dt.new_empty((rows if wanted else 0, *x.shape[2:], B.shape[3]))
+
+
+@torch.library.register_fake(add_op_namespace_prefix("state_space_fwd"))
+def _(
+    x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens, dt_softplus, dt_min, dt_max,
+    output_final_states, save_states,
+):  # fmt: skip
+    batch, rows, heads, head_dim = x.shape
+    later_chunks = batch * (torch.sym_max(rows - 1, 0) // _SCAN_CHUNK) if save_states else 0
+    width = (head_dim + _SCAN_STATE_PAD - 1) // _SCAN_STATE_PAD * _SCAN_STATE_PAD
+    states = dt.new_empty((later_chunks, heads, B.shape[3], width))
+    return x.new_empty(x.shape), _scan_states(x, dt, B, cu_seqlens, output_final_states), states
+
+
+@torch.library.register_fake(add_op_namespace_prefix("state_space_bwd"))
+def _(
+    dout, dfinal_states, x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens, states, dt_softplus,
+    dt_min, dt_max,
+):  # fmt: skip
+    def like(tensor, of=dt):
+        return of.new_empty((0,) if tensor is None else tensor.shape)
+
+    dstates = _scan_states(x, dt, B, cu_seqlens, initial_states is not None)
+    dx, dB, dC = (tensor.new_empty(tensor.shape) for tensor in (x, B, C))
+    return dx, like(dt), like(A), dB, dC, like(D), like(z, x), like(dt_bias), dstates
+
+
+def _scan_setup_context(ctx, inputs, output):
+    *tensors, ctx.dt_softplus, ctx.dt_min, ctx.dt_max, _, ctx.states_saved = inputs
+    states = output[2]
+    ctx.mark_non_differentiable(states)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*tensors, states)
+
+
+def _scan_backward(ctx, dout, dfinal_states, dstates):
+    *inputs, states = ctx.saved_tensors
+    options = (ctx.dt_softplus, ctx.dt_min, ctx.dt_max)
+    if not ctx.states_saved:
+        states = ops.state_space_fwd(*inputs, *options, False, True)[2]
+    dout = torch.zeros_like(inputs[0]) if dout is None else dout
+    if dfinal_states is not None and dfinal_states.shape[0] == 0:
+        dfinal_states = None
+    gradients = ops.state_space_bwd(dout, dfinal_states, *inputs, states, *options)
+    given = [None if x is None else gradient for x, gradient in zip(inputs, gradients)]
+    return (*given, None, None, None, None, None, None, None)
+
+
+torch.library.register_autograd(
+    add_op_namespace_prefix("state_space_fwd"), _scan_backward, setup_context=_scan_setup_context
+)
+
+
+def _scan_double_backward(ctx, *gradients):
+    raise NotImplementedError(
+        "state_space: a gradient must not be differentiated again (no second derivative is built)"
+    )
+
+
+torch.library.register_autograd(add_op_namespace_prefix("state_space_bwd"), _scan_double_backward)

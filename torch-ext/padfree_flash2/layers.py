@@ -18,6 +18,7 @@ from .gated_delta_rule import chunk_gated_delta_rule as _chunk
 from .gated_delta_rule import chunk_kda as _chunk_kda
 from .gated_delta_rule import fused_recurrent_gated_delta_rule as _recurrent
 from .gated_delta_rule import fused_recurrent_kda as _recurrent_kda
+from .state_space import mamba_chunk_scan_combined as _scan
 
 
 class causal_conv1d_fn(nn.Module):
@@ -91,6 +92,101 @@ class causal_conv1d_update(nn.Module):
             conv_state.copy_(states[:, :, -conv_state.shape[2] :].detach())
             return _fn(states, weight, bias, activation=activation)[:, :, -hidden_states.shape[2] :]
         return _update(hidden_states, conv_state, weight, bias, activation)
+
+
+class mamba_chunk_scan_combined(nn.Module):
+    """The scan of Mamba 2 over prompts and training samples, with transformers' names."""
+
+    can_torch_compile = True
+    has_backward = True
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        dt: torch.Tensor,
+        A: torch.Tensor,
+        B: torch.Tensor,
+        C: torch.Tensor,
+        chunk_size: int,
+        D: Optional[torch.Tensor] = None,
+        dt_bias: Optional[torch.Tensor] = None,
+        initial_states: Optional[torch.Tensor] = None,
+        dt_softplus: bool = False,
+        dt_limit: tuple[float, float] = (0.0, float("inf")),
+        return_final_states: bool = False,
+        **kwargs,
+    ):
+        """See ``mamba_chunk_scan_combined`` of this bundle.
+
+        Args:
+            hidden_states: ``(B, T, H, P)``; dt: ``(B, T, H)``; A: ``(H)``; B, C: ``(B, T, G, N)``.
+            chunk_size: the kernel chooses its own; no result depends on it but by rounding.
+            initial_states: ``(B, H, P, N)``, what the first sample of each row continues.
+            kwargs: ``seq_idx`` ``(B, T)`` int32 separates packed samples; without it ``cu_seq_lens_q`` ``(N + 1,)``
+                does. ``z`` is the gate. Anything else is ignored.
+
+        Returns:
+            ``(B, T, H, P)`` of ``hidden_states``' dtype, with the states after each row where asked for.
+
+        Raises:
+            ValueError: the batch is packed and no boundaries arrived; or what ``mamba_chunk_scan_combined`` refuses.
+        """
+        size = hidden_states.shape[0], hidden_states.shape[1]
+        seq_idx = boundaries.sequence_index(
+            "mamba_chunk_scan_combined", size, kwargs.get("seq_idx"), kwargs.get("cu_seq_lens_q")
+        )
+        return _scan(
+            hidden_states,
+            dt,
+            A,
+            B,
+            C,
+            chunk_size,
+            D=D,
+            z=kwargs.get("z"),
+            dt_bias=dt_bias,
+            initial_states=initial_states,
+            seq_idx=seq_idx,
+            dt_softplus=dt_softplus,
+            dt_limit=dt_limit,
+            return_final_states=return_final_states,
+        )
+
+
+class mamba_split_conv1d_scan_combined(nn.Module):
+    """What a Mamba 2 layer asks for first in training: here it sends the layer on to convolution and scan."""
+
+    can_torch_compile = True
+    has_backward = True
+
+    def forward(
+        self,
+        zxbcdt: torch.Tensor,
+        conv1d_weight: torch.Tensor,
+        conv1d_bias: Optional[torch.Tensor],
+        dt_bias: torch.Tensor,
+        A: torch.Tensor,
+        D: torch.Tensor,
+        chunk_size: int,
+        initial_states: Optional[torch.Tensor] = None,
+        dt_limit: tuple[float, float] = (0.0, float("inf")),
+        return_final_states: bool = False,
+        activation: str = "silu",
+        rmsnorm_weight: Optional[torch.Tensor] = None,
+        rmsnorm_eps: float = 1e-6,
+        outproj_weight: Optional[torch.Tensor] = None,
+        outproj_bias: Optional[torch.Tensor] = None,
+        headdim: Optional[int] = None,
+        ngroups: int = 1,
+        norm_before_gate: bool = True,
+        **kwargs,
+    ):
+        """None, which transformers' models take for "not fused": they then call their own steps one by one.
+
+        Those are this bundle's convolution and scan, which get the boundaries, and the model's own norm. The fused
+        form of mamba_ssm differs from them (its norm is one of each group of channels, which Bamba's and Mamba 2's
+        are not, and it has no ``attention_mask``), and would be no faster here.
+        """
 
 
 class chunk_gated_delta_rule(nn.Module):

@@ -53,6 +53,16 @@ inline Vec silu(Vec x) {
   return x / (splat(1.0f) + exp2_normal(x * splat(-kLog2E)));
 }
 
+// log(1 + e^x), relative error below 4e-7 plus |x| * 2^-24 where x is negative: x's positive part, and
+// log(1 + u) with u = e^-|x|, which is 2 atanh(u / (2 + u)), a series in a square of at most 1 / 9.
+inline Vec softplus(Vec x) {
+  const Vec u = exp(-abs(x)), s = u / (u + splat(2.0f)), z = s * s;
+  Vec p = splat(1.0f / 15);
+#pragma GCC unroll 8
+  for (int odd = 13; odd > 0; odd -= 2) p = fma(p, z, splat(1.0f / static_cast<float>(odd)));
+  return max(zero(), x) + (s + s) * p;
+}
+
 // Hyperbolic tangent, relative error below 3e-7: an odd polynomial for |x| < 0.625 (Cephes tanhf), else
 // 1 - 2 / (e^(2|x|) + 1) with the sign of x. +-1 at +-inf, NaN stays NaN.
 inline Vec tanh(Vec x) {
