@@ -5,7 +5,7 @@ import time
 
 import pytest
 import torch
-from tiny_models import build, pack, samples
+from tiny_models import ALONE, build, pack, samples
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -82,6 +82,17 @@ def test_refused_before_any_layer_runs(wired, case):
         model(**change(pack(samples())))
     assert type(model).__name__ in str(error.value)
     assert not ran
+
+
+@pytest.mark.parametrize("family", ALONE)
+def test_a_recurrence_nothing_can_replace_is_refused_by_name(padfree, family):
+    model = build(family).train()
+    try:
+        assert padfree.enable(model).not_wired["recurrence"] == "in the model's own code, which no kernel can replace"
+        with pytest.raises(ValueError, match="its recurrence is code of its own, which mixes packed samples"):
+            model(**pack(samples()))
+    finally:
+        padfree.disable(model)
 
 
 PASSED = {

@@ -160,10 +160,28 @@ HYBRIDS = {
     ),
 }
 
+# Families that mix tokens in code of their own, which nothing can replace.
+ALONE = {
+    "recurrent_gemma": (
+        "RecurrentGemmaConfig",
+        {**PLAIN, "num_hidden_layers": 3, "lru_width": 32, "attention_window_size": 8, "head_dim": 8},
+    ),
+    "rwkv": ("RwkvConfig", {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2}),
+    "xlstm": (
+        "xLSTMConfig",
+        {"vocab_size": VOCABULARY, "hidden_size": 32, "num_heads": 2, "num_hidden_layers": 2, "chunk_size": 8},
+    ),
+    "minimax": (
+        "MiniMaxConfig",
+        {**PLAIN, "num_local_experts": 2, "num_experts_per_tok": 1, "block_size": 8, "head_dim": 8},
+    ),
+    "zaya": ("ZayaConfig", {**PLAIN, "head_dim": 8, "num_experts": 2, "moe_intermediate_size": 16}),
+}
+
 
 def build(family, dtype=torch.float32, attention="eager"):
     """A model with random weights, the same for every call."""
-    name, arguments = {**FAMILIES, **HYBRIDS}[family]
+    name, arguments = {**FAMILIES, **HYBRIDS, **ALONE}[family]
     torch.manual_seed(0)
     config = getattr(transformers, name)(**arguments)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention)

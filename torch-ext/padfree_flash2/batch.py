@@ -24,6 +24,10 @@ class Batch:
     def has(self, *names: str) -> bool:
         return all(name in self.arguments for name in names)
 
+    def boundaries(self) -> tuple[Optional[torch.Tensor], Optional[torch.Tensor]]:
+        """``seq_idx`` and ``cu_seq_lens_q``."""
+        return self.arguments.get("seq_idx"), self.arguments.get("cu_seq_lens_q")
+
     @cached_property
     def mask(self) -> Optional[torch.Tensor]:
         """The 2-D padding mask of the tokens at hand, if there is one with a 0 in it."""

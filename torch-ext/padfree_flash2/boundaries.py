@@ -17,7 +17,7 @@ Under ``torch.compile`` the entrance is traced as well: layers get their boundar
 import functools
 import threading
 from collections.abc import Mapping
-from typing import Optional
+from typing import NamedTuple, Optional
 
 import torch
 
@@ -27,17 +27,28 @@ from .refusals import Plan, fault
 _threads = threading.local()
 
 
-def enter(plan: Plan, parameters: tuple, module, args: tuple, kwargs: dict) -> None:
-    """Forward pre-hook of a wired model and of its base model, whose forward has these ``parameters``."""
-    arguments = {**dict(zip(parameters, args)), **kwargs}
-    stack, compiling = _stack(), torch.compiler.is_compiling()
+class Entrance(NamedTuple):
+    """A module whose forward pre-hook is `enter`: the wired model, or its base model inside it."""
+
+    plan: Plan
+    parameters: tuple
+    is_model: bool
+
+
+def enter(entrance: Entrance, module, args: tuple, kwargs: dict) -> None:
+    """Remember the batch, and refuse it if a layer would mix its samples."""
+    arguments = {**dict(zip(entrance.parameters, args)), **kwargs}
+    plan, stack, compiling = entrance.plan, _stack(), torch.compiler.is_compiling()
     batch = None
     if arguments.get("cache") is None:  # continuous batching brings its own bounds with it
         cached = arguments.get("use_cache")
         batch = Batch(arguments, getattr(module.config, "use_cache", False) if cached is None else cached)
-        if stack and _within(plan, batch, stack[-1]):
-            stack.append(stack[-1])
-            return
+    if entrance.is_model:
+        while stack and stack[-1][0] is plan:  # left behind by an interrupted forward
+            stack.pop()
+    elif stack and stack[-1][0] is plan and (compiling or _same_tokens(stack[-1][1], batch)):
+        stack.append(stack[-1])  # the model calls its base model, and has not told it all it knows
+        return
     stack.append((plan, batch))
     if compiling:
         return
@@ -64,9 +75,8 @@ def _stack() -> list:
     return _threads.stack
 
 
-def _within(plan: Plan, batch: Batch, entry: tuple) -> bool:
-    """Whether a call is the base model's inside the model's, not one of its own: it gets the very same tokens."""
-    return entry[0] is plan and entry[1] is not None and entry[1].tokens is batch.tokens
+def _same_tokens(outer: Optional[Batch], inner: Optional[Batch]) -> bool:
+    return (outer is None) == (inner is None) and (outer is None or outer.tokens is inner.tokens)
 
 
 def _in_words(batch: Batch) -> str:
@@ -126,12 +136,11 @@ def _carried(layer: str, size: tuple[int, int]) -> tuple[Optional[torch.Tensor],
     if not stack or stack[-1][1] is None:
         return None, None
     plan, batch = stack[-1]
-    found = batch.arguments.get("seq_idx"), batch.arguments.get("cu_seq_lens_q")
-    if batch.size == tuple(size):
-        if any(each is not None for each in found):
-            plan.carried = True
-            return found
-    elif plan.check and not torch.compiler.is_compiling() and batch.sign:
+    found, compiling = batch.boundaries(), torch.compiler.is_compiling()
+    if compiling or batch.size == tuple(size):  # compared in a graph, the numbers would become constants of it
+        plan.carried = plan.carried or any(each is not None for each in found)
+        return found
+    if plan.check and batch.sign:
         raise ValueError(
             f"{plan.model}: {batch.sign}, but {layer} gets {tuple(size)} tokens where the model got {batch.size}, "
             "so that boundaries do not fit. Pass use_cache=False"

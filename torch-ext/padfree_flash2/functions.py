@@ -28,6 +28,9 @@ KEYWORDS = {
     "selective_state_update": None,
 }
 
+# transformers' names of layers that mix the tokens of a row by other means than attention
+_STATEFUL_LAYERS = {"conv", "hybrid", "hybrid_sliding", "linear_attention"}
+
 TORCH = "torch code of transformers"
 PADFREE = "padfree"
 
@@ -70,6 +73,15 @@ def mixers(model) -> list:
         for module in model.modules()
         if any(KEYWORDS.get(name_of(function)) for function in getattr(module, "_kernel_funcs", {}).values())
     ]
+
+
+def has_own_state(model) -> bool:
+    """Whether a model mixes the tokens of a row in code of its own: it has states, but calls no function of `KEYWORDS`.
+
+    RWKV, xLSTM, RecurrentGemma, MiniMax and Zaya do so; nothing can be put in place of that code.
+    """
+    layers_of = getattr(model.config.get_text_config(), "layer_types", None) or ()
+    return (model._is_stateful or bool(_STATEFUL_LAYERS & set(layers_of))) and not mixers(model)
 
 
 def _called(module, function):

@@ -20,6 +20,7 @@ class Plan:
         sequence: names of the wired functions that read ``seq_idx`` or ``cu_seq_lens_q``.
         packages: names of functions another kernel or package serves, with the keyword they read.
         torch: what runs transformers' torch code that cannot keep samples apart.
+        own_state: whether the model mixes tokens in code of its own, which cannot keep samples apart.
         blocks: weak references to the modules transformers may recompute.
         carried: whether a layer took its boundaries from the entrance, because the model drops them on the way.
         hold: takes back what another model or kernel replaced since.
@@ -34,6 +35,7 @@ class Plan:
         self.sequence: list[str] = []
         self.packages: list[tuple[str, str]] = []
         self.torch: list[str] = []
+        self.own_state = False
         self.blocks: list[weakref.ref] = []
         self.carried = False
         self.hold: Callable[[], None] = lambda: None
@@ -55,6 +57,8 @@ def fault(plan: Plan, batch: Batch, attention: str) -> Optional[str]:
 
 def _function_fault(plan: Plan, batch: Batch) -> Optional[str]:
     """Why some convolution or recurrence of the model would mix the samples of this batch, or None."""
+    if plan.own_state and batch.sign:
+        return "its recurrence is code of its own, which mixes packed samples. Pass one sample a row"
     if plan.torch and batch.sign:
         return (
             f"this bundle does not have {', '.join(plan.torch)} yet, and the torch code transformers runs instead "

@@ -194,6 +194,9 @@ def _wire_functions(model, wired: Wired) -> None:
             f"enable: {', '.join(plain)} must be replaceable, got plain functions: USE_HUB_KERNELS was off when "
             "transformers was imported"
         )
+    if functions.has_own_state(model):
+        wired.plan.own_state = True
+        wired.not_wired["recurrence"] = "in the model's own code, which no kernel can replace"
     used = functions.used_by(model)
     ours = [name for name in used if functions.layer(name)]
     plan = wired.plan
@@ -228,12 +231,12 @@ def _hook(model, wired: Wired) -> None:
     """Have each batch read at the entrance of the model and of its base model, which may be called by itself."""
     plan = wired.plan
     plan.hold = functools.partial(_hold, tuple(wired.functions), wired.attention_id)
-    for entrance in {id(each): each for each in (model, model.base_model)}.values():
-        parameters = tuple(inspect.signature(entrance.forward).parameters)
-        enter = functools.partial(boundaries.enter, plan, parameters)
-        wired.hooks.append(entrance.register_forward_pre_hook(enter, with_kwargs=True, prepend=True))
+    for module in {id(each): each for each in (model, model.base_model)}.values():
+        entrance = boundaries.Entrance(plan, tuple(inspect.signature(module.forward).parameters), module is model)
+        enter = functools.partial(boundaries.enter, entrance)
+        wired.hooks.append(module.register_forward_pre_hook(enter, with_kwargs=True, prepend=True))
         leave = functools.partial(boundaries.leave, plan)
-        wired.hooks.append(entrance.register_forward_hook(leave, always_call=True))
+        wired.hooks.append(module.register_forward_hook(leave, always_call=True))
     if not plan.sequence:
         return
     plan.blocks = [weakref.ref(module) for module in model.modules() if hasattr(module, "gradient_checkpointing")]
