@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import kernels_data
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bundle import buildfile, cuda, matrix, options, process, provenance, ptxas, stage
+from bundle import buildfile, cuda, matrix, options, process, progress, provenance, ptxas, stage
 from bundle.builders import cmake, nix
 from bundle.buildfile import BuildFile
 from bundle.cuda import Arch
@@ -98,8 +97,8 @@ def build_variant(
         origin = provenance.of(build, uid)
         identity = f"_{build.python_name}_{name.backend}_{origin.uid}"
         job = cmake.Job(build, name, identity, work, sanitize, archs)
-        with _progress(str(name)) as on_step:
-            library = cmake.build(job, on_step)
+        with progress.shown() as show:
+            library = cmake.build(job, lambda done, of: show(f"compiling {name}", done, of))
         result = _assemble(job, library, origin, out)
         for line in costs(job, library):
             process.say(line)
@@ -200,12 +199,3 @@ def _disk_full_is_named(what: str, directory: Path) -> Iterator[None]:
         if error.errno == errno.ENOSPC:
             raise process.no_space(what, directory) from None
         raise
-
-
-@contextmanager
-def _progress(name: str) -> Iterator[cmake.OnStep]:
-    """A progress bar of ninja's steps, gone when done."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=process.console, transient=True) as bar:
-        task = bar.add_task(f"compiling {name}", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)

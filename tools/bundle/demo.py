@@ -13,16 +13,13 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from bundle import build, buildfile, check, options
+from bundle import build, buildfile, check, options, progress
 from bundle.errors import DemoError, PublishError, UsageError
 from bundle.guide import claims
 from bundle.hub.server import RunningHub, running_hub
@@ -120,16 +117,16 @@ def _guide(steps: int, work: Path, repository: str, hub: RunningHub) -> tuple[di
     environment.setdefault("OMP_WAIT_POLICY", "passive")  # waiting threads sleep: spinning would slow a busy machine
     del environment["HF_TOKEN"]  # a user who only downloads has none
     words = ["--work", str(work), "--repository", repository, "--steps", str(steps)]
-    with _progress() as bar:
-        without = _half("without", words, environment, work, bar)
-        with_bundle = _half("with", words, environment, work, bar)
+    with progress.shown() as show:
+        without = _half("without", words, environment, work, show)
+        with_bundle = _half("with", words, environment, work, show)
     return without, with_bundle
 
 
-def _half(half: str, words: list[str], environment: dict[str, str], work: Path, bar: Progress) -> dict[str, Any]:
-    """Run one process of the guide: its events move the bar, its last line is the result."""
+def _half(half: str, words: list[str], environment: dict[str, str], work: Path, show: progress.Show) -> dict[str, Any]:
+    """Run one process of the guide: its events say how far it is, its last line is the result."""
     log = work / f"guide-{half}.log"
-    task = bar.add_task("loading torch and transformers", total=None)
+    show(f"{half} the bundle: loading torch and transformers", 0, None)
     result: dict[str, Any] | None = None
     with log.open("w", encoding="utf-8") as sink:
         child = subprocess.Popen(
@@ -144,12 +141,11 @@ def _half(half: str, words: list[str], environment: dict[str, str], work: Path, 
                 event = _event(line)
                 result = event.get("result", result)
                 if "what" in event:
-                    bar.update(task, description=event["what"], completed=event["done"], total=event["of"])
+                    show(event["what"], event["done"], event["of"])
             code = child.wait()
         finally:
             child.kill()
             child.wait()
-    bar.remove_task(task)
     if code != 0 or result is None:
         tail = "\n".join(log.read_text(encoding="utf-8").splitlines()[-TAIL_LINES:])
         raise DemoError(f"the guide {half} the bundle ended with code {code}:\n{tail}", hint=f"The log is {log}.")
@@ -163,13 +159,6 @@ def _event(line: str) -> dict[str, Any]:
     except ValueError:
         return {}
     return event if isinstance(event, dict) else {}
-
-
-@contextmanager
-def _progress() -> Iterator[Progress]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        yield bar
 
 
 def _show(without: dict[str, Any], with_bundle: dict[str, Any]) -> None:
@@ -209,8 +198,9 @@ def _show(without: dict[str, Any], with_bundle: dict[str, Any]) -> None:
 def _off(measured: dict[str, Any], count: int, notes: list[str]) -> tuple[Text, Text]:
     """Two cells: how far loss and gradients are off, or the number of the note that holds the error."""
     if "error" in measured:
-        notes.append(measured["error"])
-        return Text(f"error ({len(notes)})", style="red"), Text("")
+        if measured["error"] not in notes:
+            notes.append(measured["error"])
+        return Text(f"error ({notes.index(measured['error']) + 1})", style="red"), Text("")
     apart = measured["difference"]
     leaks = max(apart.values()) > claims.allowance(count)
     style, word = ("red", " LEAK") if leaks else ("green", "")

@@ -8,7 +8,8 @@ from typing import Any
 from bundle.errors import DemoError
 
 _ATTENTION, _CONVOLUTION = ("attention_fwd", "attention_bwd"), ("causal_conv1d_fwd", "causal_conv1d_bwd")
-OPS = {"Llama": _ATTENTION, "Lfm2": _ATTENTION + _CONVOLUTION}
+_DELTA_RULE = ("gated_delta_rule_fwd", "gated_delta_rule_bwd")
+OPS = {"Llama": _ATTENTION, "Lfm2": _ATTENTION + _CONVOLUTION, "Qwen3.5": _ATTENTION + _CONVOLUTION + _DELTA_RULE}
 """The ops of the bundle that a step of each model must have run."""
 
 BUNDLE, PADDED, PACKED = "packed on the bundle", "padded without it", "packed without it"

@@ -1,4 +1,4 @@
-"""The two models: a Llama (attention) and an Lfm2 (attention and causal convolution), both small and float32."""
+"""The models, small and float32: a Llama (attention), an Lfm2 (convolution too), a Qwen3.5 (and gated delta rule)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, Lfm2Config, LlamaConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, Lfm2Config, LlamaConfig, PreTrainedModel, Qwen3_5TextConfig
 
 from bundle.guide.corpus import VOCABULARY
 
@@ -35,7 +35,19 @@ def _lfm2() -> Lfm2Config:
     return Lfm2Config(**_SHARED, layer_types=layers, conv_L_cache=3, block_auto_adjust_ff_dim=False)
 
 
-CONFIGS: dict[str, Callable[[], Any]] = {"Llama": _llama, "Lfm2": _lfm2}
+def _qwen3_5() -> Qwen3_5TextConfig:
+    return Qwen3_5TextConfig(
+        **_SHARED,
+        layer_types=["linear_attention", "full_attention"],
+        head_dim=64,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=48,
+        linear_value_head_dim=48,
+    )
+
+
+CONFIGS: dict[str, Callable[[], Any]] = {"Llama": _llama, "Lfm2": _lfm2, "Qwen3.5": _qwen3_5}
 
 
 def make(name: str, attention: str) -> PreTrainedModel:

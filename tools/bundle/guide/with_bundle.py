@@ -28,7 +28,7 @@ SAMPLES_A_STEP = 8
 
 
 def run(work: Path, samples: list[corpus.Sample], repository: str, steps: int) -> dict[str, Any]:
-    """Fetch the bundle, then measure and train both models on it."""
+    """Fetch the bundle, then measure and train each model on it."""
     events.progress(f"get_kernel({repository!r}, version=1)")
     started = time.perf_counter()
     bundle = kernels.get_kernel(repository, version=1)
@@ -43,7 +43,7 @@ def run(work: Path, samples: list[corpus.Sample], repository: str, steps: int) -
 def _model(
     name: str, work: Path, samples: list[corpus.Sample], repository: str, bundle: ModuleType, steps: int
 ) -> dict[str, Any]:
-    """Llama takes the bundle by transformers' own switch; Lfm2, which also convolves, by ``enable``."""
+    """Llama takes the bundle by transformers' own switch; the hybrids, which also convolve, by ``enable``."""
     events.progress(f"{name} on the bundle: packed")
     plain = models.make(name, ATTENTION)
     model = models.make(name, repository if name == "Llama" else ATTENTION)

@@ -15,7 +15,7 @@ ATTENTION = "sdpa"
 
 
 def run(work: Path, samples: list[corpus.Sample]) -> dict[str, Any]:
-    """Measure both models; the truth goes to ``work``, for the process with the bundle."""
+    """Measure each model; the truth goes to ``work``, for the process with the bundle."""
     return {name: _model(name, work, samples) for name in models.CONFIGS}
 
 
