@@ -6,6 +6,7 @@ The tests import torch and the loaded kernel, never the sources or the driver. W
 
 import os
 
+import claims_run
 import kernels
 import pytest
 import torch
@@ -24,6 +25,7 @@ def pytest_configure(config):
             f"`python -m bundle build --only '*cpu*'` and set LOCAL_KERNELS={REPO_ID}=build",
             returncode=pytest.ExitCode.USAGE_ERROR,
         )
+    claims_run.register(config)
     _set_up_hypothesis()
 
 

@@ -19,7 +19,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--root", type=options.directory, default=options.REPOSITORY, metavar="DIR", help="the checkout to read"
     )
-    parser.add_argument("--fix", action="store_true", help="rewrite what can be mended: ruff's fixes and both formats")
+    parser.add_argument(
+        "--fix", action="store_true", help="rewrite what can be mended: ruff's fixes, both formats, tables"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -29,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def linters(root: Path, *, fix: bool = False) -> tuple[Part, ...]:
-    """ruff and its format, clang-format over every C++ file, mypy over the driver."""
+    """ruff and its format, clang-format over every C++ file, mypy over the driver, tables that rest on tests."""
     python = sys.executable
     cxx = cxx_files(root)
     ruff = (python, "-m", "ruff")
@@ -38,6 +40,11 @@ def linters(root: Path, *, fix: bool = False) -> tuple[Part, ...]:
         Part("ruff format", (*ruff, "format", *(() if fix else ("--check",)), "."), root),
         Part("clang-format", (clang_format(), *(("-i",) if fix else ("--dry-run", "-Werror")), *cxx), root),
         Part("mypy", (python, "-m", "mypy"), root / "tools"),
+        Part(
+            "tables",
+            (python, "-m", "bundle", "tables", *(("--write",) if fix else ()), "--root", str(root)),
+            root / "tools",
+        ),
     )
 
 

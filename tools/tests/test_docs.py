@@ -23,7 +23,6 @@ DOCUMENTS = sorted(
 )
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)")
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
-API = (REPOSITORY / "tools/bundle/api_v1.txt").read_text(encoding="utf-8")
 
 
 def names(path: Path) -> str:
@@ -83,15 +82,6 @@ def test_the_bundle_names_the_pinned_pair_as_tested() -> None:
 def test_the_readme_names_the_real_repository_and_version() -> None:
     build = buildfile.read(REPOSITORY)
     assert f'get_kernel("{build.repository}", version={build.version}, trust_remote_code=True)' in README
-
-
-def test_every_function_is_in_the_support_table() -> None:
-    functions = [name for name in API.split() if re.fullmatch(r"(flash_attn|causal_conv1d|chunk|fused)_\w+", name)]
-    assert functions
-    packed = re.compile(r"_(qkv|kv)packed_func$")  # one row speaks for these forms
-    missing = [name for name in functions if not packed.search(name) and f"`{name}`" not in README]
-    assert not missing
-    assert "`qkvpacked` and `kvpacked` forms" in README
 
 
 def test_python_of_the_readme_is_python_and_short() -> None:

@@ -161,6 +161,7 @@ DRIVER_LEVELS = {
     "errors": 0,
     "process": 1,
     "options": 1,
+    "progress": 2,
     "variant": 2,
     "compiler": 3,
     "buildfile": 3,

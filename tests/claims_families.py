@@ -1,0 +1,59 @@
+"""What becomes of a packed batch on a CPU, family by family, without this bundle and with it.
+
+test_transformers_leaks.py runs a tiny model of each family and fails where it finds another word than stands here.
+"""
+
+from claims import Family
+
+TESTS = ("test_transformers_leaks.py::test_without_the_bundle", "test_transformers_leaks.py::test_with_the_bundle")
+
+FAMILIES = (
+    Family(
+        title="Llama, Qwen3, Mistral, Gemma 2",
+        names=("llama", "qwen3", "mistral", "gemma2"),
+        without=("right", "right", "right"),
+        with_bundle=("right", "right", "right"),
+    ),
+    Family(  # transformers makes its masks without position_ids
+        title="gpt-oss",
+        names=("gpt_oss",),
+        without=("leaks", "leaks", "leaks"),
+        with_bundle=("right", "right", "right"),
+    ),
+    Family(
+        title="Lfm2, Lfm2-MoE",
+        names=("lfm2", "lfm2_moe"),
+        without=("refused", "leaks", "leaks"),
+        with_bundle=("right", "right", "refused"),
+    ),
+    Family(
+        title="Qwen3-Next, Qwen3.5, OLMo-hybrid",
+        names=("qwen3_next", "qwen3_5", "olmo_hybrid"),
+        without=("refused", "refused", "leaks"),
+        with_bundle=("right", "right", "refused"),
+    ),
+    Family(
+        title="Kimi Linear",
+        names=("kimi_linear",),
+        without=("refused", "leaks", "leaks"),
+        with_bundle=("right", "right", "refused"),
+    ),
+    Family(
+        title="Bamba, Falcon-H1, Granite hybrid, Zamba2, Nemotron-H",
+        names=("bamba", "falcon_h1", "granitemoehybrid", "zamba2", "nemotron_h"),
+        without=("refused", "leaks", "leaks"),
+        with_bundle=("right", "right", "refused"),
+    ),
+    Family(
+        title="Mamba 2",
+        names=("mamba2",),
+        without=("leaks", "leaks", "leaks"),
+        with_bundle=("right", "right", "refused"),
+    ),
+    Family(
+        title="Mamba, Falcon Mamba, Jamba",
+        names=("mamba", "falcon_mamba", "jamba"),
+        without=("leaks", "leaks", "leaks"),
+        with_bundle=("refused", "refused", "refused"),
+    ),
+)

@@ -1,0 +1,291 @@
+"""The features table: every public function, every parameter it takes, and the tests that show it works.
+
+A parameter that no row names, or a name that no parameter has, fails test_claims.py.
+"""
+
+from claims import Feature, shown
+
+ATTENTION = "test_attention.py::test_"
+OPTIONS = "test_attention_options.py::test_"
+PACKED = "test_attention_packed.py::test_"
+KVCACHE = "test_attention_kvcache.py::test_"
+MASK = "test_attention_mask.py::test_"
+STACKED = "test_attention_stacked.py::test_"
+DETERMINISM = "test_attention_determinism.py::test_"
+PROPERTIES = "test_attention_properties.py::test_"
+COMPILE = "test_attention_compile.py::test_"
+CONV = "test_causal_conv1d.py::test_"
+DELTA = "test_gated_delta_rule.py::test_"
+DELTA_COMPILE = "test_gated_delta_rule_compile.py::test_"
+
+GATE = "use_gate_in_kernel A_log dt_bias lower_bound use_beta_sigmoid_in_kernel allow_neg_eigval"
+ALL_DTYPES = "float32, bfloat16, float16"
+
+FEATURES = (
+    Feature(
+        functions=(
+            "flash_attn_func",
+            "flash_attn_varlen_func",
+            "flash_attn_qkvpacked_func",
+            "flash_attn_kvpacked_func",
+            "flash_attn_varlen_qkvpacked_func",
+            "flash_attn_varlen_kvpacked_func",
+        ),
+        title="`flash_attn_func`, `flash_attn_varlen_func`, their `qkvpacked` and `kvpacked` forms",
+        op="attention",
+        dtypes=shown(ALL_DTYPES, f"{ATTENTION}block_edges_in_every_dtype", f"{ATTENTION}softcap"),
+        forward=shown(
+            "yes",
+            f"{ATTENTION}every_block_edge",
+            f"{STACKED}stacked_form",
+            f"{PROPERTIES}any_call_matches_the_oracle",
+            arguments="q k v qkv kv",
+        ),
+        backward=shown("yes", f"{ATTENTION}every_block_edge", f"{COMPILE}opcheck_backward"),
+        options=(
+            shown(
+                "sequences of any length, empty ones too",
+                f"{PACKED}packed_equals_per_sample_to_the_bit",
+                f"{PACKED}isolation_by_poison",
+                f"{PACKED}boundaries_in_every_form",
+                f"{ATTENTION}empty_sequences_inside_a_pack",
+                arguments="cu_seqlens cu_seqlens_q cu_seqlens_k max_seqlen max_seqlen_q max_seqlen_k",
+            ),
+            shown("causal (bottom-right)", f"{ATTENTION}unequal_lengths_and_dead_rows", arguments="causal"),
+            shown("window", f"{ATTENTION}window", f"{ATTENTION}window_skips_whole_blocks", arguments="window_size"),
+            shown("softcap", f"{ATTENTION}softcap", arguments="softcap"),
+            shown("scale", f"{ATTENTION}softmax_scale", arguments="softmax_scale"),
+            shown("grouped heads", f"{ATTENTION}grouped_heads"),
+            shown(
+                "head dims 1 to 512 and another one for v", f"{ATTENTION}head_dims", f"{ATTENTION}value_dim_of_its_own"
+            ),
+            shown(
+                "log-sum-exp (differentiable)",
+                f"{ATTENTION}gradient_of_one_output_alone",
+                f"{PROPERTIES}parts_of_the_keys_merge",
+                arguments="return_attn_probs",
+            ),
+            shown(
+                "sinks (differentiable)",
+                f"{OPTIONS}sinks",
+                f"{OPTIONS}names_of_flash_attention_3",
+                arguments="s_aux learnable_sink",
+            ),
+            shown("ALiBi", f"{OPTIONS}alibi", arguments="alibi_slopes"),
+            shown(
+                "dropout",
+                f"{OPTIONS}dropout_against_the_mask_it_drew",
+                f"{OPTIONS}dropout_repeats_with_its_seed_on_any_number_of_threads",
+                arguments="dropout_p",
+            ),
+            shown("used lengths", f"{OPTIONS}used_lengths", arguments="seqused_q seqused_k"),
+            shown("pages (forward)", f"{OPTIONS}packed_queries_against_pages", arguments="block_table page_table"),
+            shown(
+                "always deterministic",
+                f"{DETERMINISM}twenty_runs_give_the_same_bits",
+                f"{DETERMINISM}threads_do_not_change_a_bit",
+                f"{OPTIONS}names_of_flash_attention_3",
+                arguments="deterministic num_splits",
+            ),
+        ),
+    ),
+    Feature(
+        functions=("flash_attn_with_kvcache",),
+        op="attention",
+        dtypes=shown("the same", f"{KVCACHE}decode_without_append"),
+        forward=shown(
+            "yes", f"{KVCACHE}decode_without_append", arguments="q k_cache v_cache return_softmax_lse num_splits"
+        ),
+        backward=shown("no (decoding)", "test_attention_kvcache.py::test_errors"),
+        options=(
+            shown("append in place", f"{KVCACHE}append_in_place", arguments="k v cache_seqlens"),
+            shown(
+                "pages of any size",
+                f"{KVCACHE}append_in_place",
+                f"{KVCACHE}pages_may_be_shared",
+                arguments="block_table page_table",
+            ),
+            shown("cache rows", f"{KVCACHE}rows_of_the_cache_in_another_order", arguments="cache_batch_idx"),
+            shown("left padding", f"{KVCACHE}leftpad", arguments="cache_leftpad"),
+            shown("rotary in both styles", f"{KVCACHE}rotary", arguments="rotary_cos rotary_sin rotary_interleaved"),
+            shown(
+                "and the options above",
+                f"{KVCACHE}options",
+                arguments="softmax_scale causal window_size softcap alibi_slopes s_aux learnable_sink",
+            ),
+        ),
+    ),
+    Feature(
+        functions=("attention_with_mask", "register_masked_attention"),
+        title="`attention_with_mask`; `register_masked_attention` for transformers",
+        op="attention",
+        dtypes=shown("the same", f"{MASK}boolean_mask", f"{MASK}float_mask_and_its_gradient"),
+        forward=shown(
+            "yes",
+            f"{PROPERTIES}any_mask_matches_the_oracle",
+            "test_transformers_masks.py::test_equals_eager",
+            arguments="q k v name return_attn_probs",
+        ),
+        backward=shown("yes", f"{MASK}boolean_mask", f"{COMPILE}fullgraph_with_a_learned_mask"),
+        options=(
+            shown(
+                "any 4-D mask, boolean or added (differentiable)",
+                f"{MASK}boolean_mask",
+                f"{MASK}float_mask_and_its_gradient",
+                arguments="mask",
+            ),
+            shown(
+                "beside causal, softcap, sinks and dropout",
+                f"{MASK}mask_beside_causal_softcap_and_sinks",
+                arguments="causal softcap s_aux softmax_scale dropout_p",
+            ),
+            shown("what it empties is skipped", f"{MASK}hidden_keys_hold_anything"),
+        ),
+    ),
+    Feature(
+        functions=("causal_conv1d_fn",),
+        op="causal_conv1d",
+        dtypes=shown(f"{ALL_DTYPES}; float32 arithmetic", f"{CONV}matches_oracle", f"{CONV}weight_dtype_is_free"),
+        forward=shown("yes", f"{CONV}matches_oracle", f"{CONV}out_argument", arguments="x out"),
+        backward=shown("yes", f"{CONV}matches_oracle", f"{CONV}opcheck"),
+        options=(
+            shown("widths 2 to 4", f"{CONV}matches_oracle", arguments="weight"),
+            shown("bias", f"{CONV}matches_oracle", arguments="bias"),
+            shown("silu", f"{CONV}matches_oracle", f"{CONV}swish_is_silu", arguments="activation"),
+            shown(
+                "`seq_idx`",
+                f"{CONV}boundaries_and_padding",
+                f"{CONV}packed_equals_per_sample_bit_by_bit",
+                arguments="seq_idx",
+            ),
+            shown(
+                "initial and final states",
+                f"{CONV}states",
+                f"{CONV}states_packed",
+                f"{CONV}final_states_out",
+                arguments="initial_states return_final_states final_states_out",
+            ),
+            shown("any layout", f"{CONV}layout_changes_no_bit"),
+        ),
+    ),
+    Feature(
+        functions=("causal_conv1d_update",),
+        op="causal_conv1d",
+        dtypes=shown("the same", f"{CONV}update"),
+        forward=shown("yes", f"{CONV}update", arguments="x weight bias activation"),
+        backward=shown("no (inference)", "test_errors.py::test_causal_conv1d_update"),
+        options=(
+            shown("states in place", f"{CONV}updates_continue_a_prefill_bit_by_bit", arguments="conv_state"),
+            shown("circular states", f"{CONV}update", arguments="cache_seqlens"),
+            shown("`conv_state_indices`", f"{CONV}update_conv_state_indices", arguments="conv_state_indices"),
+        ),
+    ),
+    Feature(
+        functions=("causal_conv1d_varlen_states",),
+        op=None,
+        dtypes=shown("any", f"{CONV}varlen_states"),
+        forward=shown("yes", f"{CONV}varlen_states", arguments="x cu_seqlens"),
+        backward=shown("yes", f"{CONV}varlen_states"),
+        options=(shown("any state length", f"{CONV}varlen_states", arguments="state_len"),),
+    ),
+    Feature(
+        functions=("chunk_gated_delta_rule", "chunk_kda"),
+        title="`chunk_gated_delta_rule`, `chunk_kda` (a gate per channel)",
+        op="gated_delta_rule",
+        dtypes=shown(
+            f"{ALL_DTYPES}; float32 state",
+            f"{DELTA}key_heads_that_serve_several_value_heads",
+            f"{DELTA}gates_and_states_of_other_dtypes",
+        ),
+        forward=shown("yes", f"{DELTA}every_chunk_edge", arguments="q k v g beta scale"),
+        backward=shown("yes", f"{DELTA}every_chunk_edge", f"{DELTA_COMPILE}opcheck_backward"),
+        options=(
+            shown(
+                "`cu_seqlens`",
+                f"{DELTA}packed_with_empty_sequences_and_slack",
+                f"{DELTA}a_packed_sequence_has_the_bits_of_the_call_alone",
+                arguments="cu_seqlens",
+            ),
+            shown(
+                "initial and final states",
+                f"{DELTA}optional_arguments",
+                f"{DELTA}value_first_states",
+                arguments="initial_state output_final_state state_v_first",
+            ),
+            shown("any length", f"{DELTA}every_chunk_edge"),
+            shown("head dims up to 256", f"{DELTA}head_dims", f"{DELTA}wide_head_dims"),
+            shown("grouped heads", f"{DELTA}key_heads_that_serve_several_value_heads"),
+            shown("l2norm", f"{DELTA}optional_arguments", arguments="use_qk_l2norm_in_kernel"),
+            shown(
+                "gate and beta activated inside (`lower_bound` for Kimi)",
+                f"{DELTA}activations_inside",
+                f"{DELTA}a_gate_with_a_lower_bound",
+                "test_errors.py::test_safe_gate_of_kda",
+                arguments=f"{GATE} safe_gate",
+            ),
+            shown(
+                "what flash-linear-attention takes beside, taken or refused by name",
+                f"{DELTA}what_flash_linear_attention_takes_beside",
+                "test_errors.py::test_gated_delta_rule",
+                arguments="upstream",
+            ),
+        ),
+    ),
+    Feature(
+        functions=("fused_recurrent_gated_delta_rule", "fused_recurrent_kda"),
+        op="gated_delta_rule",
+        dtypes=shown("the same", f"{DELTA}step_by_step"),
+        forward=shown(
+            "yes",
+            f"{DELTA}step_by_step",
+            f"{DELTA}recurrent_form_without_gate_and_beta",
+            arguments="q k v g beta scale",
+        ),
+        backward=shown("by the chunk form", f"{DELTA}recurrent_form_is_differentiable"),
+        options=(
+            shown("states in place", f"{DELTA}step_in_place", arguments="inplace_final_state initial_state"),
+            shown(
+                "and the options above",
+                f"{DELTA}step_by_step_packed_without_a_state",
+                f"{DELTA}value_first_states",
+                f"{DELTA}activations_inside",
+                arguments=f"cu_seqlens output_final_state state_v_first use_qk_l2norm_in_kernel upstream {GATE}",
+            ),
+            shown(
+                "`gk` and `gv` refused",
+                "test_errors.py::test_fused_recurrent_gated_delta_rule",
+                arguments="gk gv",
+            ),
+        ),
+    ),
+)
+
+WAYS = (
+    shown(
+        "`padfree.enable(model)` | all that the bundle has for one transformers model; `disable` undoes it",
+        "test_transformers_wiring.py::test_enable_replaces_and_disable_restores_to_identity",
+        arguments="enable disable report",
+    ),
+    shown(
+        '`attn_implementation="padfree/padfree-flash2"` | attention only, by transformers\' own switch',
+        "test_transformers_wiring.py::test_attention_by_repository_id",
+    ),
+    shown(
+        "`padfree.back_flash_attention()` | `flash_attention_2` and `flash_attention_3` mean this bundle, process-wide",
+        "test_transformers_wiring.py::test_back_flash_attention",
+        arguments="back_flash_attention",
+    ),
+    shown(
+        "`padfree.install_as_packages()` | `causal_conv1d`, `fla` and `mamba_ssm` find this bundle; call it before the "
+        "modelling file is imported",
+        "test_packages.py::test_install_as_packages",
+        arguments="install_as_packages",
+    ),
+)
+"""The table of ways in, each row ``way | what it does``; ``arguments``: the public names it is about."""
+
+NOT_SHOWN = ("mamba_chunk_scan_combined", "mamba_split_conv1d_scan_combined")
+"""Public functions that have no row yet: the table says so below."""
+
+PLAIN = ("isa", "layers", "verify")
+"""Public names without a row: they say what was loaded, or hold the classes that ``enable`` wires."""

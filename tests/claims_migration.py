@@ -1,0 +1,376 @@
+"""The migration table: every public name of the packages people come from, and what becomes of it here.
+
+Signatures and lists of names were read in the source distributions named below; test_claims.py compares them with this
+bundle. A row of several names has one verdict for all of them.
+"""
+
+from claims import Original, Package
+
+TESTS = (
+    "test_claims.py::test_same_takes_every_call_of_the_original",
+    "test_claims.py::test_differs_lacks_what_it_says",
+    "test_claims.py::test_refused_is_not_there",
+    "test_claims.py::test_refused_is_named_under_the_name_of_its_package",
+)
+
+_FLASH = "dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None, "
+_FLASH += "deterministic=False, return_attn_probs=False"
+_VARLEN = "cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, "
+_PROBS = "the third result of `return_attn_probs` is None, not the dropout mask; the same seed drops other weights"
+
+_PADDING = (
+    *("index_first_axis", "index_put_first_axis", "index_first_axis_residual"),
+    *("unpad_input", "unpad_input_for_concatenated_sequences", "pad_input"),
+)
+_ROTARY = (
+    *("rotate_half", "apply_rotary_emb_torch", "apply_rotary_emb"),
+    *("apply_rotary_emb_qkv_", "apply_rotary_emb_kv_", "RotaryEmbedding"),
+)
+
+
+def _flash(name, tensors, more=""):
+    return Original(
+        home="flash_attn",
+        names=(name,),
+        verdict="differs",
+        words=_PROBS,
+        signature=f"{tensors}, {_FLASH}{more}",
+        tests=(
+            "test_attention.py::test_returns_what_flash_attn_returns",
+            "test_attention_stacked.py::test_argument_order_is_flash_attn_2",
+        ),
+    )
+
+
+FLASH_ATTN = Package(
+    name="flash_attn",
+    version="2.8.3",
+    source="flash_attn-2.8.3.tar.gz on PyPI",
+    exports={
+        "flash_attn": (
+            "flash_attn_func",
+            "flash_attn_kvpacked_func",
+            "flash_attn_qkvpacked_func",
+            "flash_attn_varlen_func",
+            "flash_attn_varlen_kvpacked_func",
+            "flash_attn_varlen_qkvpacked_func",
+            "flash_attn_with_kvcache",
+        ),
+        "flash_attn.bert_padding": _PADDING,
+        "flash_attn.layers.rotary": _ROTARY,
+        "flash_attn.losses.cross_entropy": ("CrossEntropyLoss",),
+    },
+    originals=(
+        _flash("flash_attn_func", "q, k, v"),
+        _flash("flash_attn_varlen_func", f"q, k, v, {_VARLEN}".rstrip(", "), ", block_table=None"),
+        _flash("flash_attn_qkvpacked_func", "qkv"),
+        _flash("flash_attn_kvpacked_func", "q, kv"),
+        _flash("flash_attn_varlen_qkvpacked_func", "qkv, cu_seqlens, max_seqlen"),
+        _flash("flash_attn_varlen_kvpacked_func", f"q, kv, {_VARLEN}".rstrip(", ")),
+        Original(
+            home="flash_attn",
+            names=("flash_attn_with_kvcache",),
+            verdict="same",
+            signature=(
+                "q, k_cache, v_cache, k=None, v=None, rotary_cos=None, rotary_sin=None, cache_seqlens=None, "
+                "cache_batch_idx=None, cache_leftpad=None, block_table=None, softmax_scale=None, causal=False, "
+                "window_size=(-1, -1), softcap=0.0, rotary_interleaved=True, alibi_slopes=None, num_splits=0, "
+                "return_softmax_lse=False"
+            ),
+            tests=("test_attention_kvcache.py::test_append_in_place", "test_attention_kvcache.py::test_rotary"),
+        ),
+        Original(
+            home="flash_attn.bert_padding",
+            names=_PADDING,
+            verdict="refused",
+            words="plain indexing; a batch that the collator packs was never padded",
+        ),
+        Original(
+            home="flash_attn.layers.rotary",
+            names=_ROTARY,
+            verdict="refused",
+            words="rotate before the call, or let `flash_attn_with_kvcache` do it",
+        ),
+        Original(
+            home="flash_attn.losses.cross_entropy",
+            names=("CrossEntropyLoss",),
+            verdict="refused",
+            words="`torch.nn.CrossEntropyLoss`",
+        ),
+    ),
+)
+
+CAUSAL_CONV1D = Package(
+    name="causal_conv1d",
+    version="1.5.3.post1",
+    source="causal_conv1d-1.5.3.post1.tar.gz on PyPI; the signatures of 1.7.0 are the same",
+    exports={
+        "causal_conv1d": ("causal_conv1d_fn", "causal_conv1d_update"),
+        "causal_conv1d.causal_conv1d_interface": (
+            "causal_conv1d_fn",
+            "causal_conv1d_ref",
+            "causal_conv1d_update",
+            "causal_conv1d_update_ref",
+        ),
+        "causal_conv1d.causal_conv1d_varlen": ("causal_conv1d_varlen_states", "causal_conv1d_varlen_states_ref"),
+    },
+    originals=(
+        Original(
+            home="causal_conv1d",
+            names=("causal_conv1d_fn",),
+            verdict="same",
+            signature=(
+                "x, weight, bias=None, seq_idx=None, initial_states=None, return_final_states=False, "
+                "final_states_out=None, activation=None"
+            ),
+            tests=("test_causal_conv1d.py::test_argument_order_is_the_original_packages",),
+        ),
+        Original(
+            home="causal_conv1d",
+            names=("causal_conv1d_update",),
+            verdict="same",
+            signature=(
+                "x, conv_state, weight, bias=None, activation=None, cache_seqlens=None, conv_state_indices=None"
+            ),
+            tests=("test_causal_conv1d.py::test_update",),
+        ),
+        Original(
+            home="causal_conv1d.causal_conv1d_varlen",
+            names=("causal_conv1d_varlen_states",),
+            verdict="same",
+            signature="x, cu_seqlens, state_len",
+            tests=("test_causal_conv1d.py::test_varlen_states",),
+        ),
+        Original(
+            home="causal_conv1d.causal_conv1d_interface",
+            names=("causal_conv1d_ref", "causal_conv1d_update_ref"),
+            verdict="refused",
+            words="reference code of that package's tests",
+        ),
+        Original(
+            home="causal_conv1d.causal_conv1d_varlen",
+            names=("causal_conv1d_varlen_states_ref",),
+            verdict="refused",
+            words="reference code of that package's tests",
+        ),
+    ),
+)
+
+_FLA_OTHERS = (
+    *("chunk_abc", "chunk_comba", "chunk_delta_rule", "chunk_dplr_delta_rule", "chunk_gla", "chunk_gsa"),
+    *("chunk_iplr_delta_rule", "chunk_lightning_attn", "chunk_linear_attn", "chunk_log_linear_attn"),
+    *("chunk_mesa_net", "chunk_retention", "chunk_rwkv6", "chunk_rwkv7", "chunk_simple_gla", "fused_attnres"),
+    *("fused_chunk_based", "fused_chunk_delta_rule", "fused_chunk_gla", "fused_chunk_linear_attn"),
+    *("fused_chunk_retention", "fused_chunk_simple_gla", "fused_recurrent_comba", "fused_recurrent_delta_rule"),
+    *("fused_recurrent_dplr_delta_rule", "fused_recurrent_gla", "fused_recurrent_gsa", "fused_recurrent_hgrn"),
+    *("fused_recurrent_iplr_delta_rule", "fused_recurrent_lightning_attn", "fused_recurrent_linear_attn"),
+    *("fused_recurrent_retention", "fused_recurrent_rwkv6", "fused_recurrent_rwkv7", "fused_recurrent_simple_gla"),
+    *("parallel_attn", "parallel_based", "parallel_forgetting_attn", "parallel_nsa", "parallel_parallax"),
+    *("parallel_path_attn", "parallel_retention", "parallel_simple_gla", "parallel_wall_attn"),
+    *("parallel_wall_attn_decode", "parallel_stickbreaking_attn", "chunk_cyfa", "fused_recurrent_cyfa"),
+    *("chunk_momentum_delta_rule", "fused_recurrent_momentum_delta_rule", "chunk_precond_gated_delta_rule"),
+    *("fused_recurrent_precond_gated_delta_rule", "chunk_precond_kda", "fused_recurrent_precond_kda"),
+)
+_FLA_ALIASES = ("chunk_gdn", "fused_recurrent_gdn")
+_FLA_OURS = ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule", "chunk_kda", "fused_recurrent_kda")
+_STRAYS = (
+    "what steers only its kernels is taken; what asks for more is refused by name (context parallelism, CUDA graphs, "
+    "intermediate states, `head_first`), and so is a keyword it would pass over"
+)
+_STATES = (
+    "test_gated_delta_rule.py::test_value_first_states",
+    "test_gated_delta_rule.py::test_activations_inside",
+    "test_gated_delta_rule.py::test_what_flash_linear_attention_takes_beside",
+    "test_errors.py::test_gated_delta_rule",
+)
+
+FLA = Package(
+    name="fla",
+    version="0.6.0",
+    source="fla_core-0.6.0 wheel on PyPI, fla/ops",
+    exports={"fla.ops": (*_FLA_OURS, *_FLA_ALIASES, *_FLA_OTHERS)},
+    originals=(
+        Original(
+            home="fla.ops",
+            names=("chunk_gated_delta_rule",),
+            verdict="differs",
+            words=_STRAYS,
+            signature=(
+                "q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False, "
+                "use_qk_l2norm_in_kernel=False, use_beta_sigmoid_in_kernel=False, allow_neg_eigval=False, "
+                "state_v_first=False, cu_seqlens=None, cu_seqlens_cpu=None, chunk_indices=None, cp_context=None, "
+                "**kwargs"
+            ),
+            by_name=("cu_seqlens_cpu", "chunk_indices", "cp_context"),
+            tests=_STATES,
+        ),
+        Original(
+            home="fla.ops",
+            names=("fused_recurrent_gated_delta_rule",),
+            verdict="differs",
+            words=f"`gk` and `gv` are refused; {_STRAYS}",
+            signature=(
+                "q, k, v, g=None, gk=None, gv=None, beta=None, scale=None, initial_state=None, "
+                "output_final_state=False, use_qk_l2norm_in_kernel=False, use_gate_in_kernel=False, A_log=None, "
+                "dt_bias=None, use_beta_sigmoid_in_kernel=False, allow_neg_eigval=False, state_v_first=False, "
+                "cu_seqlens=None, **kwargs"
+            ),
+            tests=("test_errors.py::test_fused_recurrent_gated_delta_rule", *_STATES),
+        ),
+        Original(
+            home="fla.ops",
+            names=("chunk_kda",),
+            verdict="differs",
+            words=_STRAYS,
+            signature=(
+                "q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False, "
+                "use_qk_l2norm_in_kernel=False, use_gate_in_kernel=False, use_beta_sigmoid_in_kernel=False, "
+                "allow_neg_eigval=False, safe_gate=False, lower_bound=None, disable_recompute=False, "
+                "return_intermediate_states=False, state_v_first=False, cu_seqlens=None, cu_seqlens_cpu=None, "
+                "cp_context=None, use_graph=False, max_num_seqs=None, **kwargs"
+            ),
+            by_name=(
+                *("disable_recompute", "return_intermediate_states", "state_v_first"),
+                *("cu_seqlens", "cu_seqlens_cpu", "cp_context", "use_graph", "max_num_seqs"),
+            ),
+            tests=_STATES,
+        ),
+        Original(
+            home="fla.ops",
+            names=("fused_recurrent_kda",),
+            verdict="differs",
+            words=_STRAYS,
+            signature=(
+                "q, k, v, g, beta, A_log=None, dt_bias=None, scale=None, initial_state=None, "
+                "output_final_state=False, use_qk_l2norm_in_kernel=False, use_gate_in_kernel=False, "
+                "use_beta_sigmoid_in_kernel=False, allow_neg_eigval=False, lower_bound=None, state_v_first=False, "
+                "cu_seqlens=None, **kwargs"
+            ),
+            by_name=("state_v_first", "cu_seqlens"),
+            tests=_STATES,
+        ),
+        Original(
+            home="fla.ops",
+            names=_FLA_ALIASES,
+            verdict="refused",
+            words="second names; use `chunk_gated_delta_rule` and `fused_recurrent_gated_delta_rule`",
+        ),
+        Original(
+            home="fla.ops",
+            names=_FLA_OTHERS,
+            verdict="refused",
+            words="other recurrences and attentions, not in this bundle",
+        ),
+    ),
+)
+
+_SSD = "not in this bundle yet: transformers' torch code runs, and `enable` refuses packed batches there"
+
+MAMBA_SSM = Package(
+    name="mamba_ssm",
+    version="2.3.2.post1",
+    source="mamba_ssm-2.3.2.post1.tar.gz on PyPI",
+    exports={
+        "mamba_ssm": ("selective_scan_fn", "mamba_inner_fn", "Mamba", "Mamba2", "Mamba3", "MambaLMHeadModel"),
+        "mamba_ssm.ops.selective_scan_interface": (
+            "selective_scan_fn",
+            "selective_scan_ref",
+            "mamba_inner_fn",
+            "mamba_inner_ref",
+            "rms_norm_forward",
+        ),
+        "mamba_ssm.ops.triton.ssd_combined": (
+            "mamba_chunk_scan_combined",
+            "mamba_chunk_scan",
+            "mamba_split_conv1d_scan_combined",
+            "ssd_chunk_scan_combined_ref",
+            "ssd_selective_scan",
+            "selective_scan_bwd",
+            "mamba_conv1d_scan_ref",
+            "mamba_split_conv1d_scan_ref",
+        ),
+        "mamba_ssm.ops.triton.selective_state_update": ("selective_state_update", "selective_state_update_ref"),
+        "mamba_ssm.ops.triton.layernorm_gated": ("rms_norm_ref", "layernorm_fn", "rmsnorm_fn", "LayerNorm", "RMSNorm"),
+    },
+    originals=(
+        Original(
+            home="mamba_ssm.ops.triton.ssd_combined",
+            names=("mamba_chunk_scan_combined",),
+            verdict="differs",
+            words=(
+                "`cu_seqlens` are boundaries by themselves, where the original only returns states there and wants "
+                "`seq_idx` beside; with them `initial_states` has a row a sequence"
+            ),
+            signature=(
+                "x, dt, A, B, C, chunk_size, D=None, z=None, dt_bias=None, initial_states=None, seq_idx=None, "
+                "cu_seqlens=None, dt_softplus=False, dt_limit=(0.0, float('inf')), return_final_states=False, "
+                "return_varlen_states=False"
+            ),
+            tests=("test_state_space.py::test_packed_with_empty_sequences_and_slack",),
+        ),
+        Original(
+            home="mamba_ssm.ops.triton.ssd_combined",
+            names=("mamba_split_conv1d_scan_combined",),
+            verdict="differs",
+            words="a gated MLP beside the scan (columns left over in `zxbcdt`) is refused",
+            signature=(
+                "zxbcdt, conv1d_weight, conv1d_bias, dt_bias, A, D, chunk_size, initial_states=None, seq_idx=None, "
+                "dt_limit=(0.0, float('inf')), return_final_states=False, activation='silu', rmsnorm_weight=None, "
+                "rmsnorm_eps=1e-06, outproj_weight=None, outproj_bias=None, headdim=None, ngroups=1, "
+                "norm_before_gate=True"
+            ),
+            tests=("test_claims.py::test_differs_lacks_what_it_says",),
+        ),
+        Original(
+            home="mamba_ssm.ops.triton.selective_state_update",
+            names=("selective_state_update",),
+            verdict="refused",
+            words=_SSD,
+        ),
+        Original(home="mamba_ssm", names=("selective_scan_fn", "mamba_inner_fn"), verdict="refused", words=_SSD),
+        Original(
+            home="mamba_ssm",
+            names=("Mamba", "Mamba2", "Mamba3", "MambaLMHeadModel"),
+            verdict="refused",
+            words="modules and models: transformers' own",
+        ),
+        Original(
+            home="mamba_ssm.ops.triton.ssd_combined",
+            names=("mamba_chunk_scan", "ssd_selective_scan", "selective_scan_bwd"),
+            verdict="refused",
+            words="parts of `mamba_chunk_scan_combined`",
+        ),
+        Original(
+            home="mamba_ssm.ops.triton.layernorm_gated",
+            names=("layernorm_fn", "rmsnorm_fn", "LayerNorm", "RMSNorm"),
+            verdict="refused",
+            words="the gated norm stays the model's own, in torch",
+        ),
+        Original(
+            home="mamba_ssm.ops.selective_scan_interface",
+            names=("selective_scan_ref", "mamba_inner_ref", "rms_norm_forward"),
+            verdict="refused",
+            words="reference code of that package's tests",
+        ),
+        Original(
+            home="mamba_ssm.ops.triton.ssd_combined",
+            names=("ssd_chunk_scan_combined_ref", "mamba_conv1d_scan_ref", "mamba_split_conv1d_scan_ref"),
+            verdict="refused",
+            words="reference code of that package's tests",
+        ),
+        Original(
+            home="mamba_ssm.ops.triton.selective_state_update",
+            names=("selective_state_update_ref",),
+            verdict="refused",
+            words="reference code of that package's tests",
+        ),
+        Original(
+            home="mamba_ssm.ops.triton.layernorm_gated",
+            names=("rms_norm_ref",),
+            verdict="refused",
+            words="reference code of that package's tests",
+        ),
+    ),
+)
+
+PACKAGES = (FLASH_ATTN, CAUSAL_CONV1D, FLA, MAMBA_SSM)
