@@ -127,6 +127,7 @@ def publish(wanted: Publication, api: HfApi) -> Published:
             commits[branch] = _commit(wanted, api, branch, files, changes[branch], heads[branch])
         _verify(wanted, api, branch, files, commits[branch])
     process.console.print(_table(wanted, api, changes, "published"))
+    process.say(_counted(wanted))
     _say_missing(wanted)
     process.say(f'kernels.get_kernel("{wanted.repo_id}", version={wanted.version})', style="green")
     process.say(
@@ -185,6 +186,15 @@ def _difference(there: Mapping[str, RepoFile], files: Files, variants: Sequence[
     own = tuple(f"build/{variant}/" for variant in variants)
     stale = tuple(sorted(path for path in there if path.startswith(own) and path not in files)) if own else ()
     return Changes(new, changed, same, stale, sum(len(_content(files[path])) for path in (*new, *changed)))
+
+
+def _counted(wanted: Publication) -> str:
+    """What the files of the version's branch are: ``verify`` counts one less a variant, the one that lists the rest."""
+    benchmarks = sum(path.startswith("benchmarks/") for path in wanted.files)
+    return (
+        f"{wanted.branch}: {len(wanted.files) - benchmarks} files of {len(wanted.variants)} variant(s), of which one each is "
+        f"the metadata.json that lists the others; {benchmarks} benchmarks"
+    )
 
 
 def _content(source: Path | bytes) -> bytes:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from conftest import write_cuda_checkout
 
 from bundle import __main__ as cli
-from bundle import buildfile, cuda, matrix, options, ptxas, toolchain, variant
+from bundle import buildfile, cuda, matrix, options, process, ptxas, toolchain, variant
 from bundle.cuda import Arch
 from bundle.errors import CheckError, ConfigError, ToolchainError, UsageError
 
@@ -49,10 +50,10 @@ def write_toolkit(root: Path, release: str) -> Path:
 @pytest.fixture(autouse=True)
 def _no_toolkit_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("CUDA_HOME", raising=False)
-    monkeypatch.setattr(cuda.process, "capture", _without_path_nvcc(cuda.process.capture))
+    monkeypatch.setattr(process, "capture", _without_path_nvcc(process.capture))
 
 
-def _without_path_nvcc(capture):  # type: ignore[no-untyped-def]
+def _without_path_nvcc(capture: Callable[..., str | None]) -> Callable[..., str | None]:
     return lambda command, *words, **options: None if command[0] == "nvcc" else capture(command, *words, **options)
 
 

@@ -117,12 +117,13 @@ def blob_ids(wanted: Publication) -> dict[str, str]:
     return {name: oid(path) for name, path in wanted.files.items()}
 
 
-def test_what_goes_where(hub: RunningHub, project: Path) -> None:
+def test_what_goes_where(hub: RunningHub, project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cache = project / "build" / X86 / "__pycache__"
     cache.mkdir()
     (cache / "x.pyc").write_bytes(b"")
     wanted = prepared(project)
     published = publish.publish(wanted, api_of(hub))
+    assert "v1: 3 files of 1 variant(s), of which one each is the metadata.json" in capsys.readouterr().err
     assert content(hub, "v1") == blob_ids(wanted)
     names = {Path(path).name for path in wanted.files}
     assert names == {"__init__.py", "metadata.json", "benchmark_scale.py", next(n for n in names if n.endswith(".so"))}
