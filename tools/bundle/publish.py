@@ -191,9 +191,10 @@ def _difference(there: Mapping[str, RepoFile], files: Files, variants: Sequence[
 def _counted(wanted: Publication) -> str:
     """What the files of the version's branch are: ``verify`` counts one less a variant, the one that lists the rest."""
     benchmarks = sum(path.startswith("benchmarks/") for path in wanted.files)
+    of_variants, variants = len(wanted.files) - benchmarks, len(wanted.variants)
     return (
-        f"{wanted.branch}: {len(wanted.files) - benchmarks} files of {len(wanted.variants)} variant(s), of which one each is "
-        f"the metadata.json that lists the others; {benchmarks} benchmarks"
+        f"{wanted.branch}: {of_variants} files of {variants} variant(s), of which one each is the metadata.json that "
+        f"lists the others; {benchmarks} benchmarks"
     )
 
 
