@@ -1,0 +1,197 @@
+"""One training step of small hybrid models: packed on this bundle, against padded on transformers' own torch code.
+
+Two layers each, with the heads, head dims and proportions of the real models and an eighth to a quarter of their width:
+Qwen3-Next-shaped (gated delta rule, then full attention) and Bamba-shaped (Mamba 2, then full attention). A step is
+forward, loss, backward and AdamW. Tokens a second count real tokens; a padded batch computes `PADDED` for `TOKENS`.
+"""
+
+import importlib.util
+import sys
+
+import torch
+from kernels.benchmark import Benchmark
+
+LENGTHS = (512, 192, 128, 96, 64, 32)  # of the samples of a step
+TOKENS, PADDED = sum(LENGTHS), max(LENGTHS) * len(LENGTHS)
+VOCABULARY, IGNORED = 4096, -100
+
+SHARED = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 128,
+    "max_position_embeddings": 4096,
+    "use_cache": False,
+    **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
+}
+MODELS = {  # modelling file, class of the model and of its configuration, what the configuration holds beside SHARED
+    "Qwen3-Next": (
+        "qwen3_next",
+        "Qwen3Next",
+        {
+            "intermediate_size": 1408,
+            "layer_types": ["linear_attention", "full_attention"],
+            "linear_num_key_heads": 4,
+            "linear_num_value_heads": 8,
+            "linear_key_head_dim": 128,
+            "linear_value_head_dim": 128,
+            "num_experts": 0,
+        },
+    ),
+    "Bamba": (
+        "bamba",
+        "Bamba",
+        {
+            "intermediate_size": 1792,
+            "attn_layer_indices": [1],
+            "mamba_n_heads": 16,
+            "mamba_d_head": 64,
+            "mamba_d_state": 128,
+            "mamba_n_groups": 1,
+            "mamba_expand": 2,
+            "mamba_chunk_size": 256,
+        },
+    ),
+}
+
+
+def apart(family):
+    """A modelling file of transformers imported once more: ``enable`` replaces functions that all models of a family
+    share, and the baseline has to go on computing with transformers' own."""
+    name = f"transformers.models.{family}.modeling_{family}"
+    spec = importlib.util.find_spec(name)
+    copy = importlib.util.spec_from_file_location(f"{name}_apart", spec.origin)
+    if copy.name not in sys.modules:
+        sys.modules[copy.name] = importlib.util.module_from_spec(copy)
+        copy.loader.exec_module(sys.modules[copy.name])
+    return sys.modules[copy.name]
+
+
+def pair(name):
+    """Two models with the same weights: one to wire, and one whose functions stay transformers' own."""
+    import transformers
+
+    family, stem, arguments = MODELS[name]
+    config = getattr(transformers, f"{stem}Config")(**SHARED, **arguments)
+    torch.manual_seed(0)
+    ours = getattr(transformers, f"{stem}ForCausalLM")(config).train()
+    theirs = getattr(apart(family), f"{stem}ForCausalLM")(config).train()
+    theirs.load_state_dict(ours.state_dict())
+    return ours, theirs
+
+
+def batches():
+    """The same samples packed, as the padding-free guide's collator makes them, and padded on the right."""
+    import transformers
+
+    generator = torch.Generator().manual_seed(1)
+    rows = [torch.randint(VOCABULARY, (length,), generator=generator) for length in LENGTHS]
+    collator = transformers.DataCollatorWithFlattening(return_flash_attn_kwargs=True, return_seq_idx=True)
+    packed = dict(collator([{"input_ids": row.tolist()} for row in rows]))
+
+    def filled(value, tensors):
+        return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=value)
+
+    padded = {"input_ids": filled(0, rows), "labels": filled(IGNORED, rows)}
+    return packed, {**padded, "attention_mask": filled(0, [torch.ones_like(row) for row in rows])}
+
+
+def stepper(model, batch):
+    """A function that takes one training step and returns its loss."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
+
+    def step():
+        optimizer.zero_grad()
+        loss = model(**batch, num_items_in_batch=TOKENS - len(LENGTHS)).loss
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def training(name):
+    """Packed here against padded there."""
+
+    def build(kernel):
+        ours, theirs = pair(name)
+        kernel.enable(ours)
+        packed, padded = batches()
+        weights = sum(p.numel() for p in ours.parameters()) - ours.get_input_embeddings().weight.numel()
+        return {
+            "candidate": stepper(ours, packed),
+            "baselines": {"padded, torch": stepper(theirs, padded)},
+            "flops": 6 * weights * TOKENS,  # of the products with weights alone
+            "bytes": 4
+            * 10
+            * weights,  # weights read twice and their gradients written; AdamW reads four and writes three
+            "tokens": TOKENS,
+            "tolerance": 1e-5,
+        }
+
+    return build
+
+
+def boundary_check(name):
+    """What ``enable`` looks at in each batch, against the whole step: the ratio is how many checks a step is worth."""
+
+    def build(kernel):
+        ours, _ = pair(name)
+        kernel.enable(ours)
+        packed, _ = batches()
+        step, nothing = stepper(ours, packed), torch.zeros(1)
+        step()  # the hooks then find what a step leaves behind
+
+        def check():
+            for module in (ours, ours.base_model):
+                for hook in module._forward_pre_hooks.values():
+                    hook(module, (), packed)
+            for module in (ours.base_model, ours):
+                for hook in module._forward_hooks.values():
+                    hook(module, (), None)
+            return nothing
+
+        def whole():
+            step()
+            return nothing
+
+        return {"candidate": check, "baselines": {"the step": whole}, "flops": 0, "bytes": 0}
+
+    return build
+
+
+CASES = {
+    "Qwen3-Next": training("Qwen3-Next"),
+    "Bamba": training("Bamba"),
+    "boundary check, Qwen3-Next": boundary_check("Qwen3-Next"),
+}
+
+GOALS = [  # what the work is held to; tools/bundle/bench_report.py says what the keys mean
+    {"work": "training step, Qwen3-Next-shaped", "cases": "Qwen3-Next", "floor": 4, "goal": 8},
+    {"work": "training step, Bamba-shaped", "cases": "Bamba", "floor": 4, "goal": 8},
+    {"work": "boundary checks in a step (100: one is 1 %)", "cases": "boundary check, Qwen3-Next", "floor": 100},
+]
+
+
+class TrainingBenchmark(Benchmark):
+    """``kernels benchmark``: a step of the Qwen3-Next-shaped model, packed."""
+
+    seed = 0
+
+    def setup(self):
+        """The model, wired, and its padded twin."""
+        ours, theirs = pair("Qwen3-Next")
+        self.kernel.enable(ours)
+        packed, padded = batches()
+        self.step, self.twin = stepper(ours, packed), stepper(theirs, padded)
+        self.out = torch.zeros(())
+
+    def benchmark_step(self):
+        """One packed step."""
+        self.out = self.step()
+
+    def verify_step(self):
+        """The loss of the padded twin, which has taken as many steps only after the first."""
+        return self.twin()
