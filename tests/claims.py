@@ -78,13 +78,16 @@ class Family:
     """Model families of transformers that behave alike on a CPU when a packed batch reaches them.
 
     ``without`` and ``with_bundle``: what comes of it, for each of `CARRIES` in order: ``right``, ``refused`` (an error
-    before or in the layer) or ``leaks`` (samples mixed without an error). ``names`` are keys of tiny_models.
+    before or in the layer) or ``leaks`` (samples mixed without an error). ``layers``: what ``enable`` makes of
+    attention, convolution and recurrence: ``here``, ``torch`` (transformers' code), or nothing where the models have
+    none. ``names`` are keys of tiny_models.
     """
 
     title: str
     names: tuple[str, ...]
     without: tuple[str, str, str]
     with_bundle: tuple[str, str, str]
+    layers: tuple[str, str, str]
 
 
 CARRIES = {

@@ -8,7 +8,7 @@ from tiny_models import assert_as_good_as_eager, build, references, run_packed, 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 WITHOUT = {name: family.without for family in FAMILIES for name in family.names}
-WITH = {name: family.with_bundle for family in FAMILIES for name in family.names}
+WITH = {name: (family.with_bundle, family.layers) for family in FAMILIES for name in family.names}
 LEAK = 1e-5
 """A leak moves some logit by more than this part of the largest; float32 rounding by a few 1e-7 of it."""
 
@@ -32,6 +32,23 @@ def outcomes(model, family):
     return tuple(outcome(model, wanted, drop) for drop in CARRIES.values())
 
 
+STEPS = {
+    "causal_conv1d_update",
+    "fused_recurrent_gated_delta_rule",
+    "fused_recurrent_kda",
+    "selective_state_update",
+}
+"""Of decoding: they see one token of each sample, and no boundaries."""
+
+
+def layers(report):
+    """What ``enable`` made of attention, convolution and recurrence: ``here``, ``torch``, or nothing where none is."""
+    made = dict.fromkeys(report.wired, "here") | dict.fromkeys(report.not_wired, "torch")
+    recurrences = [word for name, word in made.items() if name not in {"attention", "causal_conv1d_fn", *STEPS}]
+    recurrence = "torch" if "torch" in recurrences else "here" if recurrences else ""
+    return made.get("attention", ""), made.get("causal_conv1d_fn", ""), recurrence
+
+
 @pytest.mark.parametrize("family", WITHOUT)
 def test_without_the_bundle(family):
     references(family)
@@ -43,9 +60,9 @@ def test_without_the_bundle(family):
 def test_with_the_bundle(padfree, family):
     references(family)
     model = build(family).train()
-    padfree.enable(model)
+    report = padfree.enable(model)
     try:
-        assert outcomes(model, family) == WITH[family]
+        assert (outcomes(model, family), layers(report)) == WITH[family]
     finally:
         padfree.disable(model)
 

@@ -161,6 +161,12 @@ def families(claims: Claims, _: BuildFile) -> Iterator[str]:
     return table(heads, rows)
 
 
+def layers(claims: Claims, _: BuildFile) -> Iterator[str]:
+    """What `enable` makes of each family's layers."""
+    rows = ((family.title, *family.layers) for family in claims.FAMILIES)
+    return table(("family", "attention", "convolution", "recurrence"), rows)
+
+
 def _marked(word: str) -> str:
     return f"**{word}**" if word == "leaks" else word
 
@@ -208,6 +214,7 @@ TABLES: dict[tuple[str, str], Callable[[Claims, BuildFile], Iterator[str]]] = {
     ("README.md", "ways"): ways,
     ("README.md", "families"): families,
     ("README.md", "migration"): summary,
+    ("docs/integration.md", "layers"): layers,
     ("docs/migration.md", "names"): migration,
 }
 """Document and name of each table, and what renders it."""
