@@ -261,6 +261,29 @@ def test_chunked_calls_equal_one_call(padfree, dtype, layout):
     assert_same_bits(states, final)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_a_number_without_a_row_of_states_is_nan_on_the_device(ops, device_values, layout):
+    """Nobody can refuse it there: what its row would have been read for is NaN, all else is as it would be."""
+    x, weight, bias, states, dout = inputs(1, 13, 20, 4, states=1, layout=layout)
+    seq_idx = seq_idx_of([(0, 9), (1, 11)])
+    args = (x, weight, bias, seq_idx, states, True)
+    out, wanted = ops.causal_conv1d_fwd(*args), ops.causal_conv1d_fwd(x, weight, bias, seq_idx, None, True)
+    assert out[:, :, 9:12].isnan().all()
+    assert_same_bits(out[:, :, 12:], wanted[:, :, 12:])
+    assert not out[:, :, :9].isnan().any()
+    assert not ops.causal_conv1d_bwd(dout, *args)[3].isnan().any()
+
+
+def test_an_index_of_no_state_is_nan_on_the_device(ops, device_values):
+    x, state, weight, bias = update_inputs(3, 13, 2, 4, 5)
+    before = state.clone()
+    indices = torch.tensor([7, 1, -2], dtype=torch.int32)
+    out = ops.causal_conv1d_update(x, state, weight, bias, True, None, indices)
+    assert out[[0, 2]].isnan().all()
+    assert not out[1].isnan().any()
+    assert_same_bits(state[[0, 2]], before[[0, 2]])
+
+
 def test_final_states_out(padfree):
     x, weight, bias, _, _ = inputs(2, 13, 20, 4)
     _, wanted = padfree.causal_conv1d_fn(x, weight, bias, return_final_states=True)
@@ -463,14 +486,14 @@ def test_out_argument(padfree, out_layout, layout):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-def test_runs_and_threads_give_the_same_bits(padfree, layout):
+def test_runs_and_threads_give_the_same_bits(padfree, layout, repeats):
     x, weight, bias, states, dout = inputs(2, 200, 700, 4, states=4, layout=layout)
     seq_idx = seq_idx_of([(0, 300), (1, 400)], [(2, 699), (3, 1)])
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
         wanted = run(padfree, x, weight, bias, seq_idx, states, dout)
-        for threads in [1, 2] * 10:
+        for threads in [1, 2] * (repeats // 2):
             torch.set_num_threads(threads)
             got = run(padfree, x, weight, bias, seq_idx, states, dout)
             for name, tensor in wanted.items():

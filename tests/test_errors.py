@@ -419,14 +419,24 @@ def test_causal_conv1d_op_checks_memory_itself(ops):
         ((x, weight, None, torch.zeros(2, 6).int(), None), "seq_idx must have size 7 in dimension 1, got 6"),
         ((x, weight, None, torch.zeros(2, 7), None), "seq_idx must be int32"),
         ((x, weight, None, None, states), "initial_states must have size 2 in dimension 0, got 1"),
-        ((x, weight, None, torch.ones(2, 7).int(), states),
-         "seq_idx must be below the 1 rows of initial_states, got 1"),
-        ((x, weight, None, torch.zeros(2, 7).int(), states),
-         "seq_idx must number each sequence differently where states are passed, got 0 twice"),
-    ]:  # fmt: skip
+    ]:
         with pytest.raises(RuntimeError) as error:
             ops.causal_conv1d_fwd(*args, True)
         assert f"causal_conv1d: {text}" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (1, "seq_idx must be below the 1 rows of initial_states, got 1"),
+        (0, "seq_idx must number each sequence differently where states are passed, got 0 twice"),
+    ],
+)
+def test_causal_conv1d_op_checks_numbers_itself(ops, host_values, number, text):
+    x, weight, states = torch.zeros(2, 5, 7), torch.zeros(5, 4), torch.zeros(1, 5, 3)
+    with pytest.raises(RuntimeError) as error:
+        ops.causal_conv1d_fwd(x, weight, None, torch.full((2, 7), number, dtype=torch.int32), states, True)
+    assert f"causal_conv1d: {text}" in str(error.value)
 
 
 def int32(*values):
@@ -448,10 +458,6 @@ CONV_UPDATE_ERRORS = [
      "conv_state must have shape (2, 5, at least 3), got (3, 5, 4)"),
     ({"cache_seqlens": torch.zeros(2).long()}, TypeError, "cache_seqlens must be int32, got int64"),
     ({"cache_seqlens": int32(1)}, ValueError, "cache_seqlens must have shape (2,), got (1,)"),
-    ({"cache_seqlens": int32(1, -2)}, ValueError, "cache_seqlens must not be negative, got -2"),
-    ({"conv_state_indices": int32(0, 2)}, ValueError, "conv_state_indices must be -1 or below 2, got 2"),
-    ({"conv_state_indices": int32(-2, 0)}, ValueError, "conv_state_indices must be -1 or below 2, got -2"),
-    ({"conv_state_indices": int32(1, 1)}, ValueError, "conv_state_indices must name each state once, got 1 twice"),
 ]  # fmt: skip
 
 
@@ -460,6 +466,23 @@ CONV_UPDATE_ERRORS = [
 )
 def test_causal_conv1d_update(padfree, changed, kind, text):
     """Refused before anything is written."""
+    refused_update(padfree, changed, kind, text)
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"cache_seqlens": int32(1, -2)}, "cache_seqlens must not be negative, got -2"),
+        ({"conv_state_indices": int32(0, 2)}, "conv_state_indices must be -1 or below 2, got 2"),
+        ({"conv_state_indices": int32(-2, 0)}, "conv_state_indices must be -1 or below 2, got -2"),
+        ({"conv_state_indices": int32(1, 1)}, "conv_state_indices must name each state once, got 1 twice"),
+    ],
+)
+def test_causal_conv1d_update_values(padfree, host_values, changed, text):
+    refused_update(padfree, changed, ValueError, text)
+
+
+def refused_update(padfree, changed, kind, text):
     arguments = {"x": torch.ones(2, 5, 1), "conv_state": torch.zeros(2, 5, 4), "weight": torch.ones(5, 4), **changed}
     with pytest.raises(kind) as error:
         padfree.causal_conv1d_update(**arguments)

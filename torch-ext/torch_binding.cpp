@@ -4,18 +4,25 @@
 
 #include <torch/csrc/stable/library.h>
 
-#include "common/cpu/isa.h"
 #include "registration.h"
+
+#if defined(CPU_KERNEL)
+#include "common/cpu/isa.h"
+#endif
 
 namespace padfree {
 int64_t cpu_isa() {
+#if defined(CPU_KERNEL)
   return static_cast<int64_t>(current_isa());
+#else
+  return -1;
+#endif
 }
 }  // namespace padfree
 
 STABLE_TORCH_LIBRARY(TORCH_EXTENSION_NAME, ops) {
-  // The instruction-set path in use, an index into ("generic", "avx2", "avx512"); raises if PADFREE_ISA is
-  // wrong.
+  // The instruction-set path in use, an index into ("generic", "avx2", "avx512"), or -1 in a variant without
+  // CPU kernels; raises if PADFREE_ISA is wrong.
   ops.def("cpu_isa() -> int");
 
   // Dense: q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv); packed (with both cu_seqlens): (T, H, D) and
@@ -100,11 +107,11 @@ STABLE_TORCH_LIBRARY(TORCH_EXTENSION_NAME, ops) {
       "Tensor dB, Tensor dC, Tensor dD, Tensor dz, Tensor ddt_bias, Tensor dinitial_states)");
 }
 
-#if defined(CPU_KERNEL)
 STABLE_TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, ops) {
   ops.impl("cpu_isa", TORCH_BOX(&padfree::cpu_isa));
 }
 
+#if defined(CPU_KERNEL)
 STABLE_TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CPU, ops) {
   ops.impl("attention_fwd", TORCH_BOX(&padfree::attention_fwd));
   ops.impl("attention_bwd", TORCH_BOX(&padfree::attention_bwd));
@@ -118,6 +125,20 @@ STABLE_TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CPU, ops) {
   ops.impl("gated_delta_rule_update", TORCH_BOX(&padfree::gated_delta_rule_update));
   ops.impl("state_space_fwd", TORCH_BOX(&padfree::state_space_fwd));
   ops.impl("state_space_bwd", TORCH_BOX(&padfree::state_space_bwd));
+}
+#endif
+
+#if defined(CUDA_KERNEL)
+#if defined(PADFREE_EMULATED)
+#define PADFREE_CUDA_KEY CPU  // tools/cuda_host: the kernels compute on tensors of the CPU
+#else
+#define PADFREE_CUDA_KEY CUDA
+#endif
+STABLE_TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, PADFREE_CUDA_KEY, ops) {
+  ops.impl("causal_conv1d_fwd", TORCH_BOX(&padfree::causal_conv1d_fwd));
+  ops.impl("causal_conv1d_fwd_out", TORCH_BOX(&padfree::causal_conv1d_fwd_out));
+  ops.impl("causal_conv1d_bwd", TORCH_BOX(&padfree::causal_conv1d_bwd));
+  ops.impl("causal_conv1d_update", TORCH_BOX(&padfree::causal_conv1d_update));
 }
 #endif
 

@@ -51,6 +51,17 @@ inline void check_cpu(const char* op, const char* argument, const Tensor& tensor
         static_cast<int>(tensor.device().type()));
 }
 
+// On the device that this variant's kernels compute on. A variant holds one backend; an emulated one takes
+// the tensors of the CPU.
+inline void check_device(const char* op, const char* argument, const Tensor& tensor) {
+#if defined(CUDA_KERNEL) && !defined(PADFREE_EMULATED)
+  check(tensor.is_cuda(), op, ": ", argument, " must be on a cuda device, got device type ",
+        static_cast<int>(tensor.device().type()));
+#else
+  check_cpu(op, argument, tensor);
+#endif
+}
+
 inline void check_dim(const char* op, const char* argument, const Tensor& tensor, int64_t dim) {
   check(tensor.dim() == dim, op, ": ", argument, " must have ", dim,
         dim == 1 ? " dimension, got " : " dimensions, got ", tensor.dim());

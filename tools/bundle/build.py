@@ -49,6 +49,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with address and undefined-behaviour checks, for `soak`: never published, lies in .bundle/build-asan",
     )
     parser.add_argument(
+        "--emulate-cuda",
+        action="store_true",
+        help="CUDA kernels for tools/cuda_host, on CPU tensors: never published, lies in .bundle/build-emulated-cuda",
+    )
+    parser.add_argument(
         "--archs",
         nargs="+",
         default=[],
@@ -61,9 +66,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Build every selected variant."""
     build = buildfile.read(args.root)
+    for flag in ("sanitize", "emulate_cuda"):
+        if getattr(args, flag) and args.builder != "cmake":
+            raise UsageError(f"--{flag.replace('_', '-')} must come with --builder cmake, got {args.builder}")
+    if args.emulate_cuda:
+        args.out, args.scratch = emulated_cuda_places(args)
     if args.sanitize:
-        if args.builder != "cmake":
-            raise UsageError(f"--sanitize must come with --builder cmake, got {args.builder}")
         args.out, args.scratch = sanitized_places(args)
     out, scratch = options.places(args)
     for name in matrix.select(build, args.only):
@@ -71,7 +79,16 @@ def run(args: argparse.Namespace) -> int:
             build_with_nix(build, name, out=out, scratch=scratch)
         else:
             archs = cuda.all_archs(build, args.archs) if name.backend == "cuda" else ()
-            build_variant(build, name, out=out, scratch=scratch, uid=args.uid, sanitize=args.sanitize, archs=archs)
+            build_variant(
+                build,
+                name,
+                out=out,
+                scratch=scratch,
+                uid=args.uid,
+                sanitize=args.sanitize,
+                archs=archs,
+                emulate_cuda=args.emulate_cuda,
+            )
     return 0
 
 
@@ -79,6 +96,12 @@ def sanitized_places(args: argparse.Namespace) -> tuple[Path, Path]:
     """``--out`` and ``--scratch`` of sanitized builds: places of their own, so that none is taken for a real one."""
     _, scratch = options.places(args)
     return args.out or scratch / "build-asan", scratch / "asan"
+
+
+def emulated_cuda_places(args: argparse.Namespace) -> tuple[Path, Path]:
+    """``--out`` and ``--scratch`` of emulated builds."""
+    _, scratch = options.places(args)
+    return args.out or scratch / "build-emulated-cuda", scratch / "emulated-cuda"
 
 
 def build_variant(
@@ -90,13 +113,14 @@ def build_variant(
     uid: str | None = None,
     sanitize: bool = False,
     archs: tuple[Arch, ...] = (),
+    emulate_cuda: bool = False,
 ) -> Path:
     """Compile one variant; the path of its directory, ``out/<variant>``."""
     started = time.monotonic()
     with _workplace(name, out, scratch) as work:
         origin = provenance.of(build, uid)
-        identity = f"_{build.python_name}_{name.backend}_{origin.uid}"
-        job = cmake.Job(build, name, identity, work, sanitize, archs)
+        identity = f"_{build.python_name}_{'emulated' if emulate_cuda else name.backend}_{origin.uid}"
+        job = cmake.Job(build, name, identity, work, sanitize, archs, emulate_cuda)
         with progress.shown() as show:
             library = cmake.build(job, lambda done, of: show(f"compiling {name}", done, of))
         result = _assemble(job, library, origin, out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import platform
 import sys
 from pathlib import Path
 
@@ -117,6 +118,32 @@ def test_two_builds_lie_side_by_side(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 def test_a_failed_build_stops_the_bundle_suite(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "run", lambda part: Outcome(part.name, code=6))
     assert [outcome.name for outcome in testing.bundle_suite(arguments())] == ["build"]
+
+
+def test_cuda_kernels_are_built_for_the_emulator_and_tested_on_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ran: list[Part] = []
+
+    def record(part: Part) -> Outcome:
+        ran.append(part)
+        return Outcome(part.name)
+
+    monkeypatch.setattr(parts, "run", record)
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    list(testing.cuda_emulation_suite(arguments("--scratch", str(tmp_path))))
+    assert [part.name for part in ran] == ["emulator tests", "emulated build", "bundle tests, CUDA emulated"]
+    assert "--emulate-cuda" in ran[1].command
+    assert ran[2].env == {
+        "LOCAL_KERNELS": f"padfree/padfree-flash2={tmp_path / 'build-emulated-cuda'}",
+        "PADFREE_TEST_DEVICE": "emulated",
+    }
+
+
+def test_the_emulator_is_for_one_machine_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    outcomes = list(testing.cuda_emulation_suite(arguments()))
+    assert [outcome.skipped for outcome in outcomes] == ["tools/cuda_host switches stacks in x86-64 assembly"]
 
 
 def test_a_path_that_local_kernels_cannot_hold_is_refused() -> None:

@@ -7,11 +7,12 @@ from ._ops import add_op_namespace_prefix, ops
 _ISA_NAMES = ("generic", "avx2", "avx512")
 
 # Read once, at import: a wrong PADFREE_ISA stops the load with its own message instead of a later call.
-_ISA = _ISA_NAMES[ops.cpu_isa()]
+_ISA = (*_ISA_NAMES, "cuda")[ops.cpu_isa()]  # -1: the last one
 
 
 def isa() -> str:
-    """Name of the CPU instruction-set path in use: ``"generic"``, ``"avx2"`` or ``"avx512"``.
+    """Name of the CPU instruction-set path in use: ``"generic"``, ``"avx2"`` or ``"avx512"``; ``"cuda"`` in a variant
+    for CUDA, which has none.
 
     The environment variable ``PADFREE_ISA``, read once when the bundle is loaded, forces a path.
     """

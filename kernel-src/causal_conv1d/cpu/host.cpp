@@ -1,17 +1,13 @@
 // causal_conv1d on the CPU: checks, layout, the cut of the work, the choice of the instruction set.
-#include <torch/csrc/inductor/aoti_torch/c/shim.h>
-#include <torch/csrc/stable/ops.h>
-
 #include <algorithm>
 #include <optional>
 #include <tuple>
 #include <vector>
 
-#include "../../common/checks.h"
 #include "../../common/cpu/kernel_table.h"
 #include "../../common/cpu/memory.h"
 #include "../../common/cpu/parallel.h"
-#include "../params.h"
+#include "../checks.h"
 #include "pieces.h"
 #include "torch_binding.h"
 
@@ -25,9 +21,6 @@ extern const Kernels kKernels;
 }
 
 namespace {
-
-constexpr const char* kOp = "causal_conv1d";
-constexpr const char* kOpUpdate = "causal_conv1d_update";
 
 const Kernels& kernels() {
   return kernels_in_use<generic::kKernels, avx2::kKernels>();
@@ -48,75 +41,11 @@ Blocking blocking(Layout layout, int64_t channels, int64_t seqlen, bool backward
   return {kLongestLine, std::max<int64_t>(1, kElementsPerTask / std::min(seqlen, kLongestLine))};
 }
 
-// Channel-last is what transformers' models hand over: a transposed (B, L, D). Both strides 1 (L or D is 1)
-// counts as channel-first. _register.py repeats this rule for the fake kernels.
-Layout layout_of(const Tensor& x) {
-  return x.stride(1) == 1 && x.stride(2) != 1 ? Layout::kChannelLast : Layout::kChannelFirst;
-}
-
-// x itself if its vectors lie as `layout` says, else a copy that does.
-Tensor fit(const Tensor& x, Layout layout) {
-  if (layout == Layout::kChannelLast) {
-    if (x.stride(1) == 1 || x.size(1) == 1) return x;
-    return torch::stable::transpose(torch::stable::contiguous(torch::stable::transpose(x, 1, 2)), 1, 2);
-  }
-  return x.stride(2) == 1 || x.size(2) == 1 ? x : torch::stable::contiguous(x);
-}
-
-// A dense (B, D, L) tensor in the given layout.
-Tensor empty_like(const Tensor& x, Layout layout) {
-  const int64_t sizes[] = {x.size(0), x.size(1), x.size(2)};
-  const int64_t plane = sizes[1] * sizes[2];
-  const int64_t strides[2][3] = {{plane, sizes[2], 1}, {plane, 1, sizes[1]}};
-  int32_t dtype;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(x.get(), &dtype));
-  AtenTensorHandle handle;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(3, sizes, strides[static_cast<int>(layout)], dtype,
-                                                         aoti_torch_device_type_cpu(), 0, &handle));
-  Tensor dense(handle);
-  prefer_huge_pages(dense.data_ptr(), plane * sizes[0] * static_cast<int64_t>(dense.element_size()));
+// A dense (B, D, L) tensor in the given layout, on huge pages where it is large.
+Tensor empty_result(const Tensor& x, Layout layout) {
+  Tensor dense = empty_like(x, layout);
+  prefer_huge_pages(dense.data_ptr(), dense.numel() * static_cast<int64_t>(dense.element_size()));
   return dense;
-}
-
-View view_of(const Tensor& x) {
-  return {x.data_ptr(), x.stride(0), x.stride(1), x.stride(2)};
-}
-
-struct Inputs {
-  Tensor x, weight;
-  std::optional<Tensor> bias, seq_idx, initial_states;
-  bool silu;
-};
-
-void check_inputs(const Inputs& in) {
-  check_cpu(kOp, "x", in.x);
-  check_dim(kOp, "x", in.x, 3);
-  dtype_of(kOp, "x", in.x);
-  check_cpu(kOp, "weight", in.weight);
-  check_dim(kOp, "weight", in.weight, 2);
-  check_size(kOp, "weight", in.weight, 0, in.x.size(1));
-  const int64_t width = in.weight.size(1);
-  check(width >= kMinWidth && width <= kMaxWidth, kOp, ": weight must be ", kMinWidth, " to ", kMaxWidth,
-        " wide, got ", width);
-  if (in.bias) {
-    check_cpu(kOp, "bias", *in.bias);
-    check_dim(kOp, "bias", *in.bias, 1);
-    check_size(kOp, "bias", *in.bias, 0, in.x.size(1));
-  }
-  if (in.seq_idx) {
-    check_cpu(kOp, "seq_idx", *in.seq_idx);
-    check_dim(kOp, "seq_idx", *in.seq_idx, 2);
-    check_size(kOp, "seq_idx", *in.seq_idx, 0, in.x.size(0));
-    check_size(kOp, "seq_idx", *in.seq_idx, 1, in.x.size(2));
-  }
-  if (in.initial_states) {
-    check_cpu(kOp, "initial_states", *in.initial_states);
-    check_same_dtype(kOp, "initial_states", *in.initial_states, in.x);
-    check_dim(kOp, "initial_states", *in.initial_states, 3);
-    check_size(kOp, "initial_states", *in.initial_states, 1, in.x.size(1));
-    check_size(kOp, "initial_states", *in.initial_states, 2, width - 1);
-    if (!in.seq_idx) check_size(kOp, "initial_states", *in.initial_states, 0, in.x.size(0));
-  }
 }
 
 // Everything a ForwardParams points to.
@@ -190,15 +119,10 @@ void run_forward(const Inputs& in, const Tensor& out, Layout layout) {
       &forward.params());
 }
 
-// (B, D) counts as (B, D, 1).
-View view_2d(const Tensor& x) {
-  return {x.data_ptr(), x.stride(0), x.stride(1), x.dim() == 3 ? x.stride(2) : 0};
-}
-
 // int32 [B] whose values an op reads itself; null if absent.
 const int32_t* batch_integers(const char* argument, const std::optional<Tensor>& tensor, int64_t batch) {
   if (!tensor) return nullptr;
-  check_cpu(kOpUpdate, argument, *tensor);
+  check_device(kOpUpdate, argument, *tensor);
   check_dim(kOpUpdate, argument, *tensor, 1);
   check_size(kOpUpdate, argument, *tensor, 0, batch);
   return int32_data(kOpUpdate, argument, *tensor);
@@ -217,34 +141,6 @@ void check_state_index(const int32_t* index, int64_t batch, int64_t states) {
   const auto twice = std::adjacent_find(used.begin(), used.end());
   check(twice == used.end(), kOpUpdate, ": conv_state_indices must name each state once, got ",
         twice == used.end() ? 0 : *twice, " twice");
-}
-
-void check_update(const Tensor& x, const Tensor& conv_state, const Tensor& weight,
-                  const std::optional<Tensor>& bias, bool indexed) {
-  check_cpu(kOpUpdate, "x", x);
-  check(x.dim() == 2 || x.dim() == 3, kOpUpdate, ": x must have 2 or 3 dimensions, got ", x.dim());
-  dtype_of(kOpUpdate, "x", x);
-  const int64_t channels = x.size(1);
-  check_cpu(kOpUpdate, "weight", weight);
-  check_dim(kOpUpdate, "weight", weight, 2);
-  check_size(kOpUpdate, "weight", weight, 0, channels);
-  dtype_of(kOpUpdate, "weight", weight);
-  const int64_t width = weight.size(1);
-  check(width >= kMinWidth && width <= kMaxWidth, kOpUpdate, ": weight must be ", kMinWidth, " to ",
-        kMaxWidth, " wide, got ", width);
-  if (bias) {
-    check_cpu(kOpUpdate, "bias", *bias);
-    check_dim(kOpUpdate, "bias", *bias, 1);
-    check_size(kOpUpdate, "bias", *bias, 0, channels);
-    dtype_of(kOpUpdate, "bias", *bias);
-  }
-  check_cpu(kOpUpdate, "conv_state", conv_state);
-  check_dim(kOpUpdate, "conv_state", conv_state, 3);
-  check_same_dtype(kOpUpdate, "conv_state", conv_state, x);
-  if (!indexed) check_size(kOpUpdate, "conv_state", conv_state, 0, x.size(0));
-  check_size(kOpUpdate, "conv_state", conv_state, 1, channels);
-  check(conv_state.size(2) >= width - 1, kOpUpdate, ": conv_state must hold at least ", width - 1,
-        " times, got ", conv_state.size(2));
 }
 
 // The kernels take weight and bias in x's dtype or in float32.
@@ -274,7 +170,7 @@ Tensor causal_conv1d_fwd(Tensor x, Tensor weight, std::optional<Tensor> bias, st
   const Inputs in{x, weight, bias, seq_idx, initial_states, silu};
   check_inputs(in);
   const Layout layout = layout_of(x);
-  Tensor out = empty_like(x, layout);
+  Tensor out = empty_result(x, layout);
   run_forward(in, out, layout);
   return out;
 }
@@ -283,12 +179,7 @@ void causal_conv1d_fwd_out(Tensor x, Tensor weight, std::optional<Tensor> bias, 
                            std::optional<Tensor> initial_states, bool silu, Tensor out) {
   const Inputs in{x, weight, bias, seq_idx, initial_states, silu};
   check_inputs(in);
-  check_cpu(kOp, "out", out);
-  check_dim(kOp, "out", out, 3);
-  for (int64_t dim = 0; dim < 3; ++dim) check_size(kOp, "out", out, dim, x.size(dim));
-  check_same_dtype(kOp, "out", out, x);
-  check(out.stride(1) == 1 || out.stride(2) == 1, kOp, ": out must have stride 1 in dimension 1 or 2, got ",
-        out.stride(1), " and ", out.stride(2));
+  check_out(x, out);
   run_forward(in, out, layout_of(out));
 }
 
@@ -299,14 +190,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> causal_conv1d_bwd(Tensor dout, Tensor
                                                              bool silu) {
   const Inputs in{x, weight, bias, seq_idx, initial_states, silu};
   check_inputs(in);
-  check_cpu(kOp, "dout", dout);
-  check_dim(kOp, "dout", dout, 3);
-  for (int64_t dim = 0; dim < 3; ++dim) check_size(kOp, "dout", dout, dim, x.size(dim));
-  check_same_dtype(kOp, "dout", dout, x);
+  check_dout(x, dout);
 
   const int64_t channels = x.size(1), width = weight.size(1);
   const Layout layout = layout_of(x);
-  Tensor dx = empty_like(x, layout);
+  Tensor dx = empty_result(x, layout);
   Tensor dweight = torch::stable::new_zeros(weight, {channels, width});
   Tensor dbias = torch::stable::new_zeros(bias ? *bias : weight, {channels});
   Tensor dstates =
@@ -350,7 +238,7 @@ Tensor causal_conv1d_update(Tensor x, Tensor conv_state, Tensor weight, std::opt
   const int32_t* state_index = batch_integers("conv_state_indices", conv_state_indices, batch);
   check_state_index(state_index, batch, conv_state.size(0));
 
-  Tensor out = x.dim() == 3 ? empty_like(x, layout_of(x)) : torch::stable::new_empty(x, {batch, channels});
+  Tensor out = x.dim() == 3 ? empty_result(x, layout_of(x)) : torch::stable::new_empty(x, {batch, channels});
   if (x.numel() == 0) return out;
   const UpdateFilter filter(x, weight, bias);
   // A row of a small model is done before a second thread has woken up.

@@ -10,7 +10,7 @@
 #include <string>
 
 #if defined(PADFREE_EMULATED)
-#include "block.h"
+#include "cuda_host/block.h"
 #else
 #include <cuda_runtime_api.h>
 #endif

@@ -53,7 +53,7 @@ OnStep = Callable[[int, int], None]
 @dataclass(frozen=True)
 class Job:
     """One variant to compile. ``id`` is the module's name and the op namespace; ``sanitize``: see SANITIZED_FLAGS;
-    ``archs``: what a CUDA variant is compiled for."""
+    ``archs``: what a CUDA variant is compiled for; ``emulate_cuda``: its kernels are compiled for tools/cuda_host."""
 
     build: BuildFile
     variant: Variant
@@ -61,6 +61,17 @@ class Job:
     scratch: Path
     sanitize: bool = False
     archs: tuple[Arch, ...] = ()
+    emulate_cuda: bool = False
+
+    @property
+    def sections(self) -> tuple[Section, ...]:
+        """What is compiled; an emulated variant takes the place of a CPU one, with the CUDA sources."""
+        return self.build.sections("cuda" if self.emulate_cuda else self.variant.backend)
+
+    @property
+    def definitions(self) -> tuple[str, ...]:
+        """What tells the sources which backend they are compiled for."""
+        return ("CUDA_KERNEL", "PADFREE_EMULATED") if self.emulate_cuda else (f"{self.variant.backend.upper()}_KERNEL",)
 
     @property
     def toolkit(self) -> Toolkit | None:
@@ -162,13 +173,13 @@ def _cmake_lists(job: Job, family: str) -> Iterator[str]:
         raise ConfigError(f"{job.variant}: build.toml asks for stable ABI {abi} on {job.variant.backend}")
     if torch.version < abi:
         raise ToolchainError(f"{job.variant}: torch {abi[0]}.{abi[1]} or newer headers wanted, got {torch.version}")
-    sections = job.build.sections(job.variant.backend)
+    sections = job.sections
     sources = [_quote(job.source / path) for section in sections for path in section.sources if path.suffix != ".cu"]
     toolkit = job.toolkit
     headers = (*torch.includes, compiler.python_include(), *((toolkit.include,) if toolkit else ()))
     includes = [_quote(path) for path in headers]
     definitions = [
-        f"{job.variant.backend.upper()}_KERNEL",
+        *job.definitions,
         *(("USE_CUDA=1",) if toolkit else ()),
         f"Py_LIMITED_API={PY_LIMITED_API}",
         f"TORCH_TARGET_VERSION={compiler.target_version(*abi)}",
@@ -192,9 +203,27 @@ def _cmake_lists(job: Job, family: str) -> Iterator[str]:
     )
     for section in sections:
         yield _section(job, section, define=section.backend is None and not everywhere)
+    if job.emulate_cuda:
+        yield _emulated_cuda(job)
     if toolkit:
         yield _filled("cuda.cmake.in", stub=cuda_objects.STUB, runtime=str(toolkit.runtime))
         yield from _cuda_objects(job, toolkit, definitions)
+
+
+def _emulated_cuda(job: Job) -> str:
+    """The emulator, and the .cu files as C++ for it; each access they make is a call of the emulator's hooks."""
+    host = job.build.root / "tools" / "cuda_host"
+    kernels = [path for section in job.sections for path in section.sources if path.suffix == ".cu"]
+    return _filled(
+        "emulated_cuda.cmake.in",
+        tools=str(host.parent),
+        host=str(host),
+        include=str(job.source / "kernel-src"),
+        sources=" ".join(_quote(path) for path in sorted(host.glob("*.cpp"))),
+        kernels=" ".join(_quote(job.source / path) for path in kernels),
+        # the address sanitizer checks accesses itself, and the two exclude each other
+        hooks="" if job.sanitize else ";-fsanitize=thread;--param=tsan-instrument-func-entry-exit=0",
+    )
 
 
 def _cuda_objects(job: Job, toolkit: Toolkit, definitions: list[str]) -> Iterator[str]:
@@ -243,7 +272,7 @@ def _names_extension(job: Job) -> bool:
     macro = EXTENSION_MACRO.encode()
     return any(
         macro in (job.source / path).read_bytes()
-        for section in job.build.sections(job.variant.backend)
+        for section in job.sections
         if section.backend is not None
         for path in section.src
     )

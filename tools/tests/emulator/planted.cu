@@ -14,7 +14,7 @@
 #include "common/cuda/launch.h"
 #include "common/cuda/mma.cuh"
 #include "common/cuda/shared.cuh"
-#include "memory.h"
+#include "cuda_host/memory.h"
 
 namespace padfree {
 namespace {

@@ -13,7 +13,7 @@ from bundle.options import REPOSITORY
 
 HOST = REPOSITORY / "tools" / "cuda_host"
 SEEDS = ("0", "1", "2", "3")
-FLAGS = ("-std=c++20", "-O1", "-DPADFREE_EMULATED", f"-I{HOST}", f"-I{REPOSITORY / 'kernel-src'}")
+FLAGS = ("-std=c++20", "-O1", "-DPADFREE_EMULATED", f"-I{HOST.parent}", f"-I{REPOSITORY / 'kernel-src'}")
 
 RIGHT = (
     "atomics", "blocks", "bounds", "hand-over", "one-writer", "packets", "product", "reverse", "reverse-async",
