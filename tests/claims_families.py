@@ -61,14 +61,14 @@ FAMILIES = (
         title="Jamba",
         names=("jamba",),
         without=("leaks", "leaks", "leaks"),
-        with_bundle=("refused", "refused", "refused"),
-        layers=("here", "here", "torch"),
+        with_bundle=("right", "right", "refused"),
+        layers=("here", "here", "here"),
     ),
     Family(
         title="Mamba, Falcon Mamba",
         names=("mamba", "falcon_mamba"),
         without=("leaks", "leaks", "leaks"),
-        with_bundle=("refused", "refused", "refused"),
-        layers=("", "here", "torch"),
+        with_bundle=("right", "right", "refused"),
+        layers=("", "here", "here"),
     ),
 )

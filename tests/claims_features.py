@@ -16,6 +16,9 @@ PROPERTIES = "test_attention_properties.py::test_"
 COMPILE = "test_attention_compile.py::test_"
 CONV = "test_causal_conv1d.py::test_"
 DELTA = "test_gated_delta_rule.py::test_"
+SCAN = "test_selective_scan.py::test_"
+INNER = "test_mamba_inner.py::test_"
+STEP = "test_selective_state_update.py::test_"
 DELTA_COMPILE = "test_gated_delta_rule_compile.py::test_"
 
 GATE = "use_gate_in_kernel A_log dt_bias lower_bound use_beta_sigmoid_in_kernel allow_neg_eigval"
@@ -256,6 +259,67 @@ FEATURES = (
                 "test_errors.py::test_fused_recurrent_gated_delta_rule",
                 arguments="gk gv",
             ),
+        ),
+    ),
+    Feature(
+        functions=("selective_scan_fn",),
+        op="selective_scan",
+        dtypes=shown(
+            f"{ALL_DTYPES}, each tensor its own; float32 state",
+            f"{SCAN}dtypes",
+            f"{SCAN}every_tensor_may_have_its_own_dtype",
+        ),
+        forward=shown("yes", f"{SCAN}every_chunk_edge", f"{SCAN}every_lane_group_edge", arguments="u delta A B C"),
+        backward=shown("yes", f"{SCAN}every_chunk_edge", "test_selective_scan_compile.py::test_opcheck_backward"),
+        options=(
+            shown("`seq_idx`", f"{SCAN}packed_with_padding", f"{SCAN}padding_is_not_read", arguments="seq_idx"),
+            shown("`cu_seqlens`", f"{SCAN}cu_seqlens_with_empty_sequences_and_slack", arguments="cu_seqlens"),
+            shown(
+                "initial and last states (differentiable)",
+                f"{SCAN}chained_calls_have_the_bits_of_one",
+                f"{SCAN}only_the_last_state_is_used",
+                arguments="initial_states return_last_state",
+            ),
+            shown("any number of states", f"{SCAN}numbers_of_states"),
+            shown("groups", f"{SCAN}groups"),
+            shown("constant B and C", f"{SCAN}constant_matrices"),
+            shown("softplus, skip and gate", f"{SCAN}optional_arguments", arguments="D z delta_bias delta_softplus"),
+            shown("any layout", f"{SCAN}layouts"),
+        ),
+    ),
+    Feature(
+        functions=("mamba_inner_fn",),
+        op="selective_scan",
+        dtypes=shown("the same", f"{INNER}dtypes"),
+        forward=shown(
+            "yes",
+            f"{INNER}what_its_parts_compute",
+            arguments=(
+                "xz conv1d_weight conv1d_bias x_proj_weight delta_proj_weight out_proj_weight out_proj_bias A D "
+                "delta_bias delta_softplus checkpoint_lvl"
+            ),
+        ),
+        backward=shown("yes", f"{INNER}what_its_parts_compute"),
+        options=(
+            shown("`seq_idx` or `cu_seqlens`", f"{INNER}packed_equals_per_sample", arguments="seq_idx cu_seqlens"),
+            shown(
+                "norms and biases of B, C and dt",
+                f"{INNER}norms_and_biases",
+                arguments="b_rms_weight c_rms_weight dt_rms_weight b_c_dt_rms_eps norm_dt_rank B_proj_bias C_proj_bias",
+            ),
+            shown("B and C given", f"{INNER}given_matrices", arguments="B C"),
+        ),
+    ),
+    Feature(
+        functions=("selective_state_update",),
+        op="selective_state_update",
+        dtypes=shown("the same, states as well", f"{STEP}dtypes", f"{STEP}every_tensor_may_have_its_own_dtype"),
+        forward=shown("yes", f"{STEP}numbers_of_states", arguments="state x dt A B C"),
+        backward=shown("by the scan", f"{STEP}differentiable_where_a_gradient_is_wanted"),
+        options=(
+            shown("both Mambas, heads and groups", f"{STEP}shapes", f"{STEP}more_than_one_task"),
+            shown("states in place, by index", f"{STEP}state_rows_by_index", arguments="state_batch_indices"),
+            shown("softplus, skip and gate", f"{STEP}optional_arguments", arguments="D z dt_bias dt_softplus"),
         ),
     ),
 )

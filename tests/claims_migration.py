@@ -264,8 +264,6 @@ FLA = Package(
     ),
 )
 
-_SSD = "not in this bundle yet: transformers' torch code runs, and `enable` refuses packed batches there"
-
 MAMBA_SSM = Package(
     name="mamba_ssm",
     version="2.3.2.post1",
@@ -324,10 +322,34 @@ MAMBA_SSM = Package(
         Original(
             home="mamba_ssm.ops.triton.selective_state_update",
             names=("selective_state_update",),
-            verdict="refused",
-            words=_SSD,
+            verdict="same",
+            signature=(
+                "state, x, dt, A, B, C, D=None, z=None, dt_bias=None, dt_softplus=False, state_batch_indices=None"
+            ),
+            tests=("test_selective_state_update.py::test_state_rows_by_index",),
         ),
-        Original(home="mamba_ssm", names=("selective_scan_fn", "mamba_inner_fn"), verdict="refused", words=_SSD),
+        Original(
+            home="mamba_ssm",
+            names=("selective_scan_fn",),
+            verdict="differs",
+            words="complex A, B, C are refused; the last state is differentiable",
+            signature=(
+                "u, delta, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=False, return_last_state=False"
+            ),
+            tests=("test_selective_scan.py::test_only_the_last_state_is_used",),
+        ),
+        Original(
+            home="mamba_ssm",
+            names=("mamba_inner_fn",),
+            verdict="differs",
+            words="complex A, B, C are refused; `checkpoint_lvl` changes nothing",
+            signature=(
+                "xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, out_proj_weight, out_proj_bias, A, "
+                "B=None, C=None, D=None, delta_bias=None, B_proj_bias=None, C_proj_bias=None, delta_softplus=True, "
+                "checkpoint_lvl=1, b_rms_weight=None, c_rms_weight=None, dt_rms_weight=None, b_c_dt_rms_eps=1e-06"
+            ),
+            tests=("test_mamba_inner.py::test_what_its_parts_compute",),
+        ),
         Original(
             home="mamba_ssm",
             names=("Mamba", "Mamba2", "Mamba3", "MambaLMHeadModel"),

@@ -393,3 +393,111 @@ def _delta_out(outs, ends, v):
         return torch.stack(outs, 1)
     slack = v.new_zeros(v.shape[0], v.shape[2] - ends[-1], *v.shape[3:])
     return torch.cat([*outs, slack], 1).unsqueeze(1)
+
+
+# ---- selective scan --------------------------------------------------------------------------------------------------
+
+
+def _softplus(x, perturb):
+    return perturb(torch.nn.functional.softplus(x), FUNCTION_ULPS + x.detach().clamp_max(0).abs())
+
+
+def _scan_matrix(matrix, channels):
+    """B or C as (runs, B, D or 1, N, L): groups repeated, constant ones for all tokens."""
+    if matrix.dim() == 3:
+        return matrix[:, None, :, :, None]
+    if matrix.dim() == 4:
+        return matrix.unsqueeze(2)
+    return matrix.repeat_interleave(channels // matrix.shape[2], 2)
+
+
+def _scan_sequence(x, w, B, C, state, perturb):
+    """(sums over C h, state) of a sequence: x = dt A (runs, D, N, n), w = dt u (runs, D, n), state (runs, D, N)."""
+    states, channels = x.shape[2], x.shape[1]
+    out = []
+    for t in range(x.shape[3]):
+        decay = perturb(x[..., t].exp(), FUNCTION_ULPS)
+        written = perturb(w[..., t, None] * B[..., min(t, B.shape[-1] - 1)], 1, states + channels)
+        state = perturb(perturb(decay * state) + written)
+        out.append(perturb(state * C[..., min(t, C.shape[-1] - 1)], states, states + channels).sum(-1))
+    return torch.stack(out, -1) if out else torch.zeros_like(w), state
+
+
+def selective_scan(
+    u, delta, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=False, *, seq_idx=None, initial_states=None,
+    count=None, dout=None, dlast_state=None,
+):  # fmt: skip
+    """What the selective scan must return: ``out``, ``last_state`` and, with ``dout``, the gradient of each input.
+
+    Shapes as in ``selective_scan_fn``; ``count``: rows of the last states where ``seq_idx`` is given.
+    """
+    perturb = Perturbation()
+    inputs = {"u": u, "delta": delta, "A": A, "B": B, "C": C, "D": D, "z": z, "delta_bias": delta_bias,
+              "initial_states": initial_states}  # fmt: skip
+    inputs = {name: x for name, x in inputs.items() if x is not None}
+    leaves = {name: repeated(x) for name, x in inputs.items()}
+    batch, channels, seqlen = u.shape
+    tokens, states = batch * seqlen, A.shape[1]
+    dt = leaves["delta"]
+    if delta_bias is not None:
+        dt = perturb(dt + leaves["delta_bias"][:, None, :, None], 1, tokens)
+    dt = _softplus(dt, perturb) if delta_softplus else dt
+    x = perturb(dt[:, :, :, None] * leaves["A"][:, None, :, :, None], 2, states + tokens)
+    w = perturb(dt * leaves["u"], 1, states)
+    matrices = [_scan_matrix(leaves[name], channels) for name in "BC"]
+    sequences = conv_sequences(batch, seqlen, seq_idx)
+    count = batch if seq_idx is None else count
+    last = list(leaves["initial_states"].unbind(1)) if initial_states is not None else None
+    last = last or [torch.zeros(1 + SAMPLES, channels, states, dtype=torch.float64) for _ in range(count or 0)]
+    zero = torch.zeros(1 + SAMPLES, channels, states, dtype=torch.float64)
+    scanned = torch.zeros_like(leaves["u"])
+    for s in sequences:
+        span = (slice(None), s.batch, slice(None), slice(s.begin, s.end))
+        rows = [m[:, min(s.batch, m.shape[1] - 1)] for m in matrices]
+        rows = [m if m.shape[-1] == 1 else m[..., s.begin : s.end] for m in rows]
+        begin = last[s.state] if last else zero
+        scanned[span], end = _scan_sequence(x[:, s.batch, ..., s.begin : s.end], w[span], *rows, begin, perturb)
+        if last:
+            last[s.state] = end
+    out = scanned
+    if D is not None:
+        inside = torch.zeros(batch, 1, seqlen, dtype=torch.float64)
+        for s in sequences:
+            inside[s.batch, :, s.begin : s.end] = 1
+        skip = perturb(leaves["D"][:, None, :, None] * leaves["u"], 1, tokens)
+        out = perturb(out + skip * inside)
+    if z is not None:
+        gate = perturb(leaves["z"].sigmoid(), FUNCTION_ULPS + leaves["z"].detach().abs())
+        out = perturb(out * perturb(leaves["z"] * gate))
+    last_state = torch.stack(last, 1) if last else zero[:, None][:, :0]
+    values = {"out": spread(out, u.dtype, (-2, -1)), "last_state": spread(last_state, torch.float32, (-3, -2, -1))}
+    if dout is not None:
+        target = (out * dout.double()).sum()
+        if dlast_state is not None:
+            target = target + (last_state * dlast_state.double()).sum()
+        gradients = torch.autograd.grad(target, list(leaves.values()), allow_unused=True, materialize_grads=True)
+        for name, gradient in zip(leaves, gradients, strict=True):
+            pooled = tuple(range(-min(gradient.dim() - 1, 2), 0))
+            values["d" + name] = spread(gradient, inputs[name].dtype, pooled)
+    return values
+
+
+def selective_state_update(state, x, dt, A, B, C, D=None, z=None, dt_bias=None, dt_softplus=False):
+    """``out`` and ``state`` after one token, as in ``selective_state_update``."""
+    perturb, out_dtype = Perturbation(), x.dtype
+    state64, x, dt, A, B, C = (repeated(t).detach() for t in (state, x, dt, A, B, C))
+    dtype = state.dtype
+    if dt_bias is not None:
+        dt = perturb(dt + repeated(dt_bias).detach()[:, None])
+    dt = _softplus(dt, perturb) if dt_softplus else dt
+    if x.dim() == 4:  # groups serve several heads
+        B, C = (m.repeat_interleave(x.shape[2] // m.shape[2], 2) for m in (B, C))
+    decay = perturb(perturb(dt[..., None] * A[:, None], 2).exp(), FUNCTION_ULPS)
+    state64 = perturb(perturb(decay * state64) + perturb(perturb(dt * x)[..., None] * B[..., None, :]))
+    out = perturb(state64 * C[..., None, :], state64.shape[-1]).sum(-1)
+    if D is not None:
+        out = perturb(out + perturb(repeated(D).detach()[:, None] * x))
+    if z is not None:
+        gates = repeated(z).detach()
+        out = perturb(out * perturb(gates * perturb(gates.sigmoid(), FUNCTION_ULPS + gates.abs())))
+    return {"out": spread(out, out_dtype, (-1,)), "state": spread(state64, dtype, (-1,))}

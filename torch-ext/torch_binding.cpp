@@ -105,6 +105,26 @@ STABLE_TORCH_LIBRARY(TORCH_EXTENSION_NAME, ops) {
       "Tensor? D, Tensor? z, Tensor? dt_bias, Tensor? initial_states, Tensor? seq_idx, Tensor? cu_seqlens, "
       "Tensor states, bool dt_softplus, float dt_min, float dt_max) -> (Tensor dx, Tensor ddt, Tensor dA, "
       "Tensor dB, Tensor dC, Tensor dD, Tensor dz, Tensor ddt_bias, Tensor dinitial_states)");
+
+  // u, delta, z (B, D, L) in any of the three dtypes; all else float32: A (D, N), B and C (B, G, N, L) or
+  // constant (D, N), D and delta_bias (D), states (S, D, N); seq_idx int32 (B, L). final_states has `states`
+  // rows, none where that is -1; saved is what the backward needs, in a layout of its own, or empty.
+  ops.def(
+      "selective_scan_fwd(Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D, Tensor? z, "
+      "Tensor? delta_bias, Tensor? seq_idx, Tensor? initial_states, bool delta_softplus, SymInt states, "
+      "bool save_states) -> (Tensor out, Tensor final_states, Tensor saved)");
+  // dfinal_states None stands for zero; dz and dinitial_states are empty without the argument.
+  ops.def(
+      "selective_scan_bwd(Tensor dout, Tensor? dfinal_states, Tensor u, Tensor delta, Tensor A, Tensor B, "
+      "Tensor C, Tensor? D, Tensor? z, Tensor? delta_bias, Tensor? seq_idx, Tensor? initial_states, "
+      "Tensor saved, bool delta_softplus) -> (Tensor du, Tensor ddelta, Tensor dA, Tensor dB, Tensor dC, "
+      "Tensor dD, Tensor dz, Tensor ddelta_bias, Tensor dinitial_states)");
+  // One token, state in place: x, dt, z (B, D), state (B, D, N), B and C (B, N); or with heads x (B, H, P),
+  // state (B, H, P, N), B and C (B, G, N). A, B, C, D, dt_bias float32; state_batch_indices int32 (B).
+  ops.def(
+      "selective_state_update(Tensor(a!) state, Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor? "
+      "D, "
+      "Tensor? z, Tensor? dt_bias, bool dt_softplus, Tensor? state_batch_indices) -> Tensor out");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, ops) {
@@ -125,6 +145,9 @@ STABLE_TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CPU, ops) {
   ops.impl("gated_delta_rule_update", TORCH_BOX(&padfree::gated_delta_rule_update));
   ops.impl("state_space_fwd", TORCH_BOX(&padfree::state_space_fwd));
   ops.impl("state_space_bwd", TORCH_BOX(&padfree::state_space_bwd));
+  ops.impl("selective_scan_fwd", TORCH_BOX(&padfree::selective_scan_fwd));
+  ops.impl("selective_scan_bwd", TORCH_BOX(&padfree::selective_scan_bwd));
+  ops.impl("selective_state_update", TORCH_BOX(&padfree::update_selective_state));
 }
 #endif
 

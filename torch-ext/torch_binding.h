@@ -77,4 +77,22 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
     std::optional<Tensor> initial_states, std::optional<Tensor> seq_idx, std::optional<Tensor> cu_seqlens,
     Tensor states, bool dt_softplus, double dt_min, double dt_max);
 
+// kernel-src/selective_scan/cpu/host.cpp
+std::tuple<Tensor, Tensor, Tensor> selective_scan_fwd(Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C,
+                                                      std::optional<Tensor> D, std::optional<Tensor> z,
+                                                      std::optional<Tensor> delta_bias,
+                                                      std::optional<Tensor> seq_idx,
+                                                      std::optional<Tensor> initial_states,
+                                                      bool delta_softplus, int64_t states, bool save_states);
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> selective_scan_bwd(
+    Tensor dout, std::optional<Tensor> dfinal_states, Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C,
+    std::optional<Tensor> D, std::optional<Tensor> z, std::optional<Tensor> delta_bias,
+    std::optional<Tensor> seq_idx, std::optional<Tensor> initial_states, Tensor saved, bool delta_softplus);
+
+// kernel-src/selective_state_update/cpu/host.cpp; the op has the name of its namespace, so the function has
+// another
+Tensor update_selective_state(Tensor state, Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C,
+                              std::optional<Tensor> D, std::optional<Tensor> z, std::optional<Tensor> dt_bias,
+                              bool dt_softplus, std::optional<Tensor> state_batch_indices);
+
 }  // namespace padfree

@@ -21,6 +21,8 @@ from .integrity import verify
 from .masks import register_masked_attention
 from .packages import install_as_packages
 from .repository import back_flash_attention
+from .selective_scan import mamba_inner_fn, selective_scan_fn
+from .selective_state_update import selective_state_update
 from .state_space import mamba_chunk_scan_combined, mamba_split_conv1d_scan_combined
 from .wiring import disable, enable, report
 
@@ -47,8 +49,11 @@ __all__ = [
     "isa",
     "layers",
     "mamba_chunk_scan_combined",
+    "mamba_inner_fn",
     "mamba_split_conv1d_scan_combined",
     "register_masked_attention",
     "report",
+    "selective_scan_fn",
+    "selective_state_update",
     "verify",
 ]

@@ -4,6 +4,7 @@
 a wrong shape or value, NotImplementedError for right arguments that no kernel takes.
 """
 
+from collections.abc import Sequence
 from typing import Any, Optional
 
 import torch
@@ -51,6 +52,21 @@ def require_device(op: str, name: str, tensor: torch.Tensor, like_name: str, lik
         raise TypeError(f"{op}: {name} must be on the device of {like_name} ({like.device}), got {tensor.device}")
 
 
+def require_shape(op: str, name: str, tensor: Any, like: torch.Tensor, like_name: str, shape: Sequence[int]) -> None:
+    """A floating tensor of this shape on the device of ``like``."""
+    require_floating(op, name, tensor)
+    require_device(op, name, tensor, like_name, like)
+    if tuple(tensor.shape) != tuple(shape):
+        raise ValueError(f"{op}: {name} must have shape {tuple(shape)}, got {tuple(tensor.shape)}")
+
+
+def require_real(op: str, **matrices: Any) -> None:
+    for name, matrix in matrices.items():
+        require_tensor(op, name, matrix)
+        if matrix.is_complex():
+            raise NotImplementedError(f"{op}: {name} must be real, got {name_of(matrix.dtype)}")
+
+
 def require_bool(op: str, name: str, value: Any) -> None:
     if not isinstance(value, bool):
         raise TypeError(f"{op}: {name} must be True or False, got {value!r}")
@@ -70,6 +86,59 @@ def require_integers(op: str, name: str, tensor: Any, like_name: str, like: torc
         raise TypeError(f"{op}: {name} must be int32 or int64, got {name_of(tensor.dtype)}")
     require_device(op, name, tensor, like_name, like)
     require_dim(op, name, tensor, 1)
+
+
+def require_boundaries(op: str, cu_seqlens: Any, like_name: str, like: torch.Tensor, batch: int, rows: int) -> None:
+    """``cu_seqlens`` of packed sequences: rising from 0 to at most ``rows`` of the one batch row of ``like``."""
+    require_integers(op, "cu_seqlens", cu_seqlens, like_name, like)
+    if batch != 1:
+        raise ValueError(f"{op}: {like_name} must have size 1 in dimension 0 where cu_seqlens is given, got {batch}")
+    if cu_seqlens.shape[0] == 0:
+        raise ValueError(f"{op}: cu_seqlens must start at 0, got nothing")
+    ends = values_of(cu_seqlens)
+    if ends is None:
+        return
+    if ends[0] != 0:
+        raise ValueError(f"{op}: cu_seqlens must start at 0, got {ends[0]}")
+    for before, after in zip(ends, ends[1:]):
+        if after < before:
+            raise ValueError(f"{op}: cu_seqlens must not decrease, got {after} after {before}")
+    if ends[-1] > rows:
+        raise ValueError(f"{op}: cu_seqlens must end at or below the number of rows ({rows}), got {ends[-1]}")
+
+
+def require_one_run_each(op: str, seq_idx: torch.Tensor, states: dict[str, Optional[torch.Tensor]]) -> None:
+    """Where states are passed, a sequence's number names its row: it must be one run, and have a row in each."""
+    if not readable(seq_idx):
+        return  # the op checks what memory safety needs
+    starts = torch.ones_like(seq_idx, dtype=torch.bool)
+    starts[:, 1:] = seq_idx[:, 1:] != seq_idx[:, :-1]
+    numbers, runs = seq_idx[starts & (seq_idx >= 0)].unique(return_counts=True)
+    if bool((runs > 1).any()):
+        repeated = int(numbers[runs > 1][0])
+        raise ValueError(
+            f"{op}: seq_idx must number each sequence differently where states are passed, got {repeated} twice"
+        )
+    last = int(numbers[-1]) if numbers.numel() else -1
+    for name, rows in states.items():
+        if rows is not None and last >= rows.shape[0]:
+            raise ValueError(f"{op}: seq_idx must be below the {rows.shape[0]} rows of {name}, got {last}")
+
+
+def require_distinct_rows(op: str, name: str, indices: torch.Tensor, rows: int) -> None:
+    """Row numbers below ``rows``, each once; -1 for none."""
+    seen = set()
+    for index in values_of(indices) or ():
+        if not -1 <= index < rows:
+            raise ValueError(f"{op}: {name} must be -1 or below {rows}, got {index}")
+        if index in seen:
+            raise ValueError(f"{op}: {name} must name each state once, got {index} twice")
+        if index >= 0:
+            seen.add(index)
+
+
+def as_float32(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.dtype == torch.float32 else tensor.float()
 
 
 def as_int32(tensor: torch.Tensor) -> torch.Tensor:

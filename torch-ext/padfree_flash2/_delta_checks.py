@@ -193,7 +193,8 @@ def checked(
         raise ValueError(f"{op}: scale must not be 0, got {scale}")
     sequences = q.shape[0]
     if cu_seqlens is not None:
-        cu_seqlens = _check_boundaries(op, cu_seqlens, q)
+        checks.require_boundaries(op, cu_seqlens, "q", q, q.shape[0], q.shape[1])
+        cu_seqlens = checks.as_int32(cu_seqlens)
         sequences = cu_seqlens.shape[0] - 1
     if initial_state is not None:
         shape = (sequences, v.shape[2], q.shape[3], v.shape[3])
@@ -202,21 +203,3 @@ def checked(
         initial_state = initial_state.transpose(-1, -2) if v_first else initial_state
         initial_state = initial_state.float()
     return Call(q, k, v, g, beta, initial_state, cu_seqlens, float(scale), l2norm)
-
-
-def _check_boundaries(op: str, cu_seqlens: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    checks.require_integers(op, "cu_seqlens", cu_seqlens, "q", q)
-    if q.shape[0] != 1:
-        raise ValueError(f"{op}: q must have size 1 in dimension 0 where cu_seqlens is given, got {q.shape[0]}")
-    if cu_seqlens.shape[0] == 0:
-        raise ValueError(f"{op}: cu_seqlens must start at 0, got nothing")
-    ends = checks.values_of(cu_seqlens)
-    if ends is not None:
-        if ends[0] != 0:
-            raise ValueError(f"{op}: cu_seqlens must start at 0, got {ends[0]}")
-        for before, after in zip(ends, ends[1:]):
-            if after < before:
-                raise ValueError(f"{op}: cu_seqlens must not decrease, got {after} after {before}")
-        if ends[-1] > q.shape[1]:
-            raise ValueError(f"{op}: cu_seqlens must end at or below the number of rows ({q.shape[1]}), got {ends[-1]}")
-    return checks.as_int32(cu_seqlens)

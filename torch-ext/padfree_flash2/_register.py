@@ -281,3 +281,90 @@ def _scan_double_backward(ctx, *gradients):
 
 
 torch.library.register_autograd(add_op_namespace_prefix("state_space_bwd"), _scan_double_backward)
+
+
+# ---- selective scan --------------------------------------------------------------------------------------------------
+
+# kChunk and kLanes of kernel-src/selective_scan/params.h: they make the shape of the states that forward saves.
+_SCAN_CHUNK, _SCAN_LANES = 64, 16
+
+
+def _scan_groups(B, C):
+    return next((matrix.shape[1] for matrix in (B, C) if matrix.dim() == 4), 1)
+
+
+@torch.library.register_fake(add_op_namespace_prefix("selective_scan_fwd"))
+def _(u, delta, A, B, C, D, z, delta_bias, seq_idx, initial_states, delta_softplus, states, save_states):
+    batch, channels, seqlen = u.shape
+    groups = _scan_groups(B, C)
+    lane_groups = groups * ((channels // groups + _SCAN_LANES - 1) // _SCAN_LANES)
+    chunks = (seqlen + _SCAN_CHUNK - 1) // _SCAN_CHUNK
+    saved = A.new_empty((batch if save_states else 0, chunks, lane_groups, A.shape[1], _SCAN_LANES))
+    return _conv_like(u), A.new_empty((max(states, 0), channels, A.shape[1])), saved
+
+
+@torch.library.register_fake(add_op_namespace_prefix("selective_scan_bwd"))
+def _(dout, dfinal_states, u, delta, A, B, C, D, z, delta_bias, seq_idx, initial_states, saved, delta_softplus):
+    channels = u.shape[1]
+
+    def projection(matrix):
+        if matrix.dim() == 2:
+            return matrix.new_empty(matrix.shape)
+        batch, groups, states, seqlen = matrix.shape
+        return matrix.new_empty((batch, groups, seqlen, states)).transpose(2, 3)
+
+    rows = 0 if initial_states is None else initial_states.shape[0]
+    return (
+        _conv_like(u),
+        _conv_like(delta),
+        A.new_empty(A.shape),
+        projection(B),
+        projection(C),
+        A.new_empty((channels,)),
+        u.new_empty((0,)) if z is None else _conv_like(z),
+        A.new_empty((channels,)),
+        A.new_empty((rows, channels, A.shape[1])),
+    )
+
+
+@torch.library.register_fake(add_op_namespace_prefix("selective_state_update"))
+def _(state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, state_batch_indices):
+    return x.new_empty(x.shape)
+
+
+def _scan_setup_context(ctx, inputs, output):
+    *tensors, ctx.softplus, _, ctx.states_saved = inputs
+    saved = output[2]
+    ctx.mark_non_differentiable(saved)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*tensors, saved)
+
+
+def _scan_backward(ctx, dout, dfinal_states, dsaved):
+    *inputs, saved = ctx.saved_tensors
+    if not ctx.states_saved:
+        saved = ops.selective_scan_fwd(*inputs, ctx.softplus, -1, True)[2]
+    u, D, z, delta_bias, initial_states = inputs[0], inputs[5], inputs[6], inputs[7], inputs[9]
+    dout = torch.zeros_like(u) if dout is None else dout
+    if dfinal_states is not None and dfinal_states.shape[0] == 0:
+        dfinal_states = None
+    du, ddelta, dA, dB, dC, dD, dz, dbias, dinitial = ops.selective_scan_bwd(
+        dout, dfinal_states, *inputs, saved, ctx.softplus
+    )
+    dD, dz, dbias = (d if x is not None else None for d, x in ((dD, D), (dz, z), (dbias, delta_bias)))
+    dinitial = None if initial_states is None else dinitial
+    return du, ddelta, dA, dB, dC, dD, dz, dbias, None, dinitial, None, None, None
+
+
+torch.library.register_autograd(
+    add_op_namespace_prefix("selective_scan_fwd"), _scan_backward, setup_context=_scan_setup_context
+)
+
+
+def _scan_double_backward(ctx, *gradients):
+    raise NotImplementedError(
+        "selective_scan: a gradient must not be differentiated again (no second derivative is built)"
+    )
+
+
+torch.library.register_autograd(add_op_namespace_prefix("selective_scan_bwd"), _scan_double_backward)

@@ -6,12 +6,13 @@ import torch
 
 from ._checks import (
     name_of,
-    readable,
     require_device,
     require_dim,
+    require_distinct_rows,
     require_floating,
     require_integers,
     require_like,
+    require_one_run_each,
     require_tensor,
     values_of,
 )
@@ -78,7 +79,8 @@ def causal_conv1d_fn(
     if final_states_out is not None and not return_final_states:
         raise ValueError(f"{_OP}: return_final_states must be True where final_states_out is given, got False")
     if seq_idx is not None and (initial_states is not None or return_final_states):
-        _check_runs(seq_idx, initial_states, final_states_out)
+        states = {"initial_states": initial_states, "final_states_out": final_states_out}
+        require_one_run_each(_OP, seq_idx, states)
     if out is None:
         out = ops.causal_conv1d_fwd(x, weight, bias, seq_idx, initial_states, silu)
     else:
@@ -282,26 +284,6 @@ def _check_states(name: str, states: torch.Tensor, x: torch.Tensor, width: int, 
         raise ValueError(f"{_OP}: {name} must have shape ({shape}), got {tuple(states.shape)}")
 
 
-def _check_runs(
-    seq_idx: torch.Tensor, initial_states: Optional[torch.Tensor], final_states_out: Optional[torch.Tensor]
-) -> None:
-    """Where states are passed, a sequence's number names its row: it must be one run, and have a row."""
-    if not readable(seq_idx):
-        return  # the op checks what memory safety needs
-    starts = torch.ones_like(seq_idx, dtype=torch.bool)
-    starts[:, 1:] = seq_idx[:, 1:] != seq_idx[:, :-1]
-    numbers, runs = seq_idx[starts & (seq_idx >= 0)].unique(return_counts=True)
-    if bool((runs > 1).any()):
-        repeated = int(numbers[runs > 1][0])
-        raise ValueError(
-            f"{_OP}: seq_idx must number each sequence differently where states are passed, got {repeated} twice"
-        )
-    last = int(numbers[-1]) if numbers.numel() else -1
-    for name, states in (("initial_states", initial_states), ("final_states_out", final_states_out)):
-        if states is not None and last >= states.shape[0]:
-            raise ValueError(f"{_OP}: seq_idx must be below the {states.shape[0]} rows of {name}, got {last}")
-
-
 def _check_update(
     x: torch.Tensor,
     conv_state: torch.Tensor,
@@ -337,19 +319,8 @@ def _check_update(
     lengths = values_of(cache_seqlens) if cache_seqlens is not None else None
     if lengths and min(lengths) < 0:
         raise ValueError(f"{op}: cache_seqlens must not be negative, got {min(lengths)}")
-    _check_state_indices(op, conv_state_indices, conv_state.shape[0])
-
-
-def _check_state_indices(op: str, conv_state_indices: Optional[torch.Tensor], states: int) -> None:
-    indices = values_of(conv_state_indices) if conv_state_indices is not None else None
-    seen = set()
-    for index in indices or ():
-        if not -1 <= index < states:
-            raise ValueError(f"{op}: conv_state_indices must be -1 or below {states}, got {index}")
-        if index in seen:
-            raise ValueError(f"{op}: conv_state_indices must name each state once, got {index} twice")
-        if index >= 0:
-            seen.add(index)
+    if conv_state_indices is not None:
+        require_distinct_rows(op, "conv_state_indices", conv_state_indices, conv_state.shape[0])
 
 
 def _check_out(

@@ -18,6 +18,9 @@ from .gated_delta_rule import chunk_gated_delta_rule as _chunk
 from .gated_delta_rule import chunk_kda as _chunk_kda
 from .gated_delta_rule import fused_recurrent_gated_delta_rule as _recurrent
 from .gated_delta_rule import fused_recurrent_kda as _recurrent_kda
+from .selective_scan import mamba_inner_fn as _inner
+from .selective_scan import selective_scan_fn as _selective_scan
+from .selective_state_update import selective_state_update as _state_update
 from .state_space import mamba_chunk_scan_combined as _scan
 
 
@@ -320,6 +323,148 @@ class fused_recurrent_kda(nn.Module):
 
 class recurrent_kimi_delta_attention(fused_recurrent_kda):
     """The same, under the name transformers' default mapping asks a repository for."""
+
+
+class selective_scan_fn(nn.Module):
+    """Selective scan (Mamba 1) of prompts and training, with transformers' names."""
+
+    can_torch_compile = True
+    has_backward = True
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        dt: torch.Tensor,
+        A: torch.Tensor,
+        B: torch.Tensor,
+        C: torch.Tensor,
+        D: Optional[torch.Tensor] = None,
+        z: Optional[torch.Tensor] = None,
+        delta_bias: Optional[torch.Tensor] = None,
+        delta_softplus: bool = False,
+        return_last_state: bool = False,
+        use_mambapy: bool = False,
+        use_associative_scan: bool = False,
+        **kwargs,
+    ):
+        """See ``selective_scan_fn`` of this bundle.
+
+        Args:
+            hidden_states, dt, z: ``(B, D, L)``; A: ``(D, N)``; B, C: ``(B, N, L)``; D, delta_bias: ``(D,)``.
+            use_mambapy, use_associative_scan: ways of transformers' torch code; they change no result.
+            kwargs: ``seq_idx`` ``(B, L)`` separates packed samples; without it ``cu_seq_lens_q`` ``(N + 1,)`` does.
+                Anything else is ignored.
+
+        Returns:
+            ``(B, D, L)`` of the dtype of ``hidden_states``, or that and the states ``(B, D, N)`` after the last tokens.
+
+        Raises:
+            ValueError: the batch is packed and its boundaries are not those of these tokens; or what
+                ``selective_scan_fn`` refuses.
+        """
+        size = hidden_states.shape[0], hidden_states.shape[2]
+        seq_idx = boundaries.sequence_index(
+            "selective_scan_fn", size, kwargs.get("seq_idx"), kwargs.get("cu_seq_lens_q")
+        )
+        return _selective_scan(
+            hidden_states, dt, A, B, C, D, z, delta_bias, delta_softplus, return_last_state, seq_idx=seq_idx
+        )
+
+
+class mamba_inner_fn(nn.Module):
+    """Convolution, projections and selective scan of a Mamba 1 mixer in training, with transformers' names."""
+
+    can_torch_compile = True
+    has_backward = True
+
+    def forward(
+        self,
+        xz: torch.Tensor,
+        conv1d_weight: torch.Tensor,
+        conv1d_bias: Optional[torch.Tensor],
+        x_proj_weight: torch.Tensor,
+        delta_proj_weight: torch.Tensor,
+        out_proj_weight: torch.Tensor,
+        out_proj_bias: Optional[torch.Tensor],
+        A: torch.Tensor,
+        B: Optional[torch.Tensor] = None,
+        C: Optional[torch.Tensor] = None,
+        D: Optional[torch.Tensor] = None,
+        delta_bias: Optional[torch.Tensor] = None,
+        delta_softplus: bool = True,
+        b_rms_weight: Optional[torch.Tensor] = None,
+        c_rms_weight: Optional[torch.Tensor] = None,
+        dt_rms_weight: Optional[torch.Tensor] = None,
+        b_c_dt_rms_eps: float = 1e-6,
+        **kwargs,
+    ):
+        """See ``mamba_inner_fn`` of this bundle; ``kwargs`` as in `selective_scan_fn`.
+
+        Args:
+            dt_rms_weight: that dt is to be normed, where transformers' torch code does it: before ``delta_proj``,
+                without a weight. Falcon Mamba passes a dummy of the size that mamba_ssm wants, which norms after it.
+
+        Raises:
+            ValueError: the batch is packed and its boundaries are not those of these tokens; or what
+                ``mamba_inner_fn`` refuses.
+        """
+        size = xz.shape[0], xz.shape[2]
+        seq_idx = boundaries.sequence_index("mamba_inner_fn", size, kwargs.get("seq_idx"), kwargs.get("cu_seq_lens_q"))
+        if dt_rms_weight is not None:
+            dt_rms_weight = dt_rms_weight.new_ones(delta_proj_weight.shape[1])
+        return _inner(
+            xz,
+            conv1d_weight,
+            conv1d_bias,
+            x_proj_weight,
+            delta_proj_weight,
+            out_proj_weight,
+            out_proj_bias,
+            A,
+            B,
+            C,
+            D,
+            delta_bias,
+            delta_softplus=delta_softplus,
+            b_rms_weight=b_rms_weight,
+            c_rms_weight=c_rms_weight,
+            dt_rms_weight=dt_rms_weight,
+            b_c_dt_rms_eps=b_c_dt_rms_eps,
+            seq_idx=seq_idx,
+            norm_dt_rank=True,
+        )
+
+
+class selective_state_update(nn.Module):
+    """One decoding step of Mamba 1 or Mamba 2; moves ``state`` on in place."""
+
+    can_torch_compile = True
+    has_backward = True
+
+    def forward(
+        self,
+        state: torch.Tensor,
+        hidden_states: torch.Tensor,
+        dt: torch.Tensor,
+        A: torch.Tensor,
+        B: torch.Tensor,
+        C: torch.Tensor,
+        D: Optional[torch.Tensor] = None,
+        dt_bias: Optional[torch.Tensor] = None,
+        dt_softplus: bool = False,
+        z: Optional[torch.Tensor] = None,
+        **kwargs,
+    ):
+        """See ``selective_state_update`` of this bundle; nothing in ``kwargs`` has a meaning for one token.
+
+        Args:
+            state: ``(B, D, N)``, or with heads ``(B, H, P, N)``; changed in place, without gradient.
+            hidden_states, dt, z: ``(B, D)`` or ``(B, H, P)``; A, B, C, D, dt_bias as there.
+
+        Raises:
+            ValueError: what ``selective_state_update`` refuses.
+        """
+        return _state_update(state, hidden_states, dt, A, B, C, D, z, dt_bias, dt_softplus)
 
 
 def _delta(kernel, query, key, value, g, beta, initial_state, output_final_state, use_qk_l2norm_in_kernel, kwargs):

@@ -37,6 +37,13 @@ inline Vec exp2_nonpositive(Vec x) {
   return scale_exponent(exp2_fraction(clamped - n), n);
 }
 
+// 2^x for |x| <= 126, which the caller has made sure of: three instructions fewer than exp2, the same bits.
+// NaN stays NaN.
+inline Vec exp2_bounded(Vec x) {
+  const Vec n = round_nearest(x);
+  return scale_exponent(exp2_fraction(x - n), n);
+}
+
 // e^x. The product with log2(e) is rounded, so the relative error grows as |x| * 2^-24: below 1e-6 for |x|
 // < 16.
 inline Vec exp(Vec x) {

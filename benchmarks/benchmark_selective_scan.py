@@ -1,0 +1,170 @@
+"""The selective scan and the state update against transformers' own torch fallbacks, called as its models call them.
+
+``CASES`` is what ``bundle bench`` times; the class is for ``kernels benchmark``.
+"""
+
+import torch
+from kernels.benchmark import Benchmark
+
+CHANNELS, STATES = 4096, 16
+LENGTH, TRAINED_LENGTH = 2048, 512
+HEADS, HEAD_DIM, HEAD_STATES = 64, 64, 128
+
+# Operations of one state of one token, each a multiply-add or as dear: the exponential 9, the recurrence 3; backward
+# runs them again and adds 8.
+FORWARD = 2 * 12
+BACKWARD = 2 * 20
+STEP = 2 * 3
+
+
+def fallbacks(family):
+    """(scan, update) of transformers; its torch code, as long as nothing is wired in this process."""
+    if family == "mamba2":
+        from transformers.models.mamba2 import modeling_mamba2 as modeling
+
+        return None, modeling.mamba2_selective_state_update
+    from transformers.models.mamba import modeling_mamba as modeling
+
+    return modeling.mamba_selective_scan, modeling.mamba_selective_state_update
+
+
+def inputs(dtype, length):
+    """The arguments of a scan as MambaMixer passes them: transposed, channel-last views; A = -1 ... -N."""
+    torch.manual_seed(0)
+
+    def tokens(width):
+        return torch.randn(1, length, width).to(dtype).transpose(1, 2)
+
+    return {
+        "hidden_states": tokens(CHANNELS),
+        "dt": tokens(CHANNELS),
+        "A": -torch.arange(1.0, STATES + 1).expand(CHANNELS, STATES).contiguous(),
+        "B": tokens(STATES),
+        "C": tokens(STATES),
+        "D": torch.randn(CHANNELS),
+        "z": tokens(CHANNELS),
+        "delta_bias": torch.empty(CHANNELS).uniform_(-7, -2),  # steps of 0.001 to 0.1, as models start with
+    }
+
+
+def ours(kernel, tensors):
+    """The public function, under its own argument names."""
+    names = {"hidden_states": "u", "dt": "delta"}
+    return kernel.selective_scan_fn(**{names.get(n, n): x for n, x in tensors.items()}, delta_softplus=True)
+
+
+def with_gradients(function, tensors):
+    """Forward and backward in one call: the output and the gradient of every tensor."""
+    leaves = {n: x.detach().requires_grad_() for n, x in tensors.items()}
+    grad = torch.randn(1, tensors["dt"].shape[2], CHANNELS).to(tensors["dt"].dtype).transpose(1, 2)
+
+    def step():
+        out = function(leaves)
+        return (out, *torch.autograd.grad(out, list(leaves.values()), grad))
+
+    return step
+
+
+def scan(dtype, backward=False):
+    """A scan of one sequence; transformers' backward takes minutes and runs once."""
+
+    def build(kernel):
+        length = TRAINED_LENGTH if backward else LENGTH
+        tensors = inputs(dtype, length)
+        theirs = fallbacks("mamba")[0]
+
+        def candidate(given):
+            return ours(kernel, given)
+
+        def baseline(given):
+            return theirs(**given, delta_softplus=True).to(dtype)
+
+        moved = 4 * tensors["dt"].numel() * tensors["dt"].element_size() * (2.5 if backward else 1)
+        case = {
+            "flops": length * CHANNELS * STATES * (FORWARD + (BACKWARD if backward else 0)),
+            "bytes": moved,
+            "once": ("transformers",) if backward else (),
+        }
+        if backward:
+            return {
+                **case,
+                "candidate": with_gradients(candidate, tensors),
+                "baselines": {"transformers": with_gradients(baseline, tensors)},
+            }
+        return {
+            **case,
+            "candidate": torch.no_grad()(lambda: candidate(tensors)),
+            "baselines": {"transformers": torch.no_grad()(lambda: baseline(tensors))},
+        }
+
+    return build
+
+
+def update(dtype, family):
+    """One decoding step of one sequence: Mamba 2 with 64 heads, or Mamba 1."""
+
+    def build(kernel):
+        torch.manual_seed(0)
+        if family == "mamba2":
+            channels, states = (HEADS, HEAD_DIM), HEAD_STATES
+            step, A = torch.randn(1, HEADS, 1), -torch.rand(HEADS)[:, None, None].expand(-1, HEAD_DIM, states)
+            dt, bias = step.to(dtype).expand(-1, -1, HEAD_DIM), torch.randn(HEADS)[:, None].expand(-1, HEAD_DIM)
+            B, C = (torch.randn(1, 1, states).to(dtype) for _ in range(2))
+            D = torch.randn(HEADS)[:, None].expand(-1, HEAD_DIM)
+        else:
+            channels, states = (CHANNELS,), STATES
+            dt, A = torch.randn(1, *channels).to(dtype), -torch.rand(*channels, states)
+            bias, D = torch.randn(*channels), torch.randn(*channels)
+            B, C = (torch.randn(1, states).to(dtype) for _ in range(2))
+        x = torch.randn(1, *channels).to(dtype)
+        theirs = fallbacks(family)[1]
+        mine, other = (torch.zeros(1, *channels, states) for _ in range(2))
+        count = mine.numel()
+        return {
+            "candidate": torch.no_grad()(
+                lambda: kernel.selective_state_update(mine, x, dt, A, B, C, D, dt_bias=bias, dt_softplus=True)
+            ),
+            "baselines": {
+                "transformers": torch.no_grad()(
+                    lambda: theirs(other, x, dt, A, B, C, D, dt_bias=bias, dt_softplus=True)
+                )
+            },
+            "flops": count * STEP,
+            "bytes": 8 * count,
+        }
+
+    return build
+
+
+CASES = {
+    "scan fwd fp32": scan(torch.float32),
+    "scan fwd bf16": scan(torch.bfloat16),
+    "scan fwd+bwd fp32": scan(torch.float32, backward=True),
+    "update fp32, Mamba 2": update(torch.float32, "mamba2"),
+    "update bf16, Mamba 2": update(torch.bfloat16, "mamba2"),
+    "update fp32, Mamba 1": update(torch.float32, "mamba1"),
+}
+
+GOALS = (
+    {"work": "selective scan forward fp32, L 2048", "cases": "scan fwd fp32", "floor": 60, "goal": 200},
+    {"work": "selective scan forward + backward, L 512", "cases": "scan fwd+bwd fp32", "floor": 1000, "goal": 4000},
+    {"work": "Mamba 2 state update", "cases": "update fp32, Mamba 2", "floor": 10, "goal": 17},
+)
+
+
+class SelectiveScan(Benchmark):
+    """``kernels benchmark``: the scan, forward."""
+
+    seed = 0
+
+    def setup(self):
+        self.tensors = inputs(torch.float32, LENGTH)
+        self.out = torch.empty_like(self.tensors["dt"])
+
+    @torch.no_grad()
+    def benchmark_scan(self):
+        self.out = ours(self.kernel, self.tensors)
+
+    @torch.no_grad()
+    def verify_scan(self):
+        return fallbacks("mamba")[0](**self.tensors, delta_softplus=True)

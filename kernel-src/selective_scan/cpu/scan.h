@@ -1,0 +1,189 @@
+// The recurrence itself, over one tile: two vectors of channels by one or two states at a time, token after
+// token, so that the states stay in registers and each broadcast of B and C serves two vectors.
+//
+//   advance   a_t = 2^(dt_t A2),  h_t = a_t h_{t-1} + (dt_t u_t) B_t,  y_t += C_t h_t      and keeps a and h,
+//   if asked to retreat   the same backwards, from the a and h that advance kept
+//
+// Both sum y, and what goes to du and ddelta, over the states in rising order: the bits do not depend on how
+// many states go at a time.
+#pragma once
+
+#include "selective_scan/params.h"
+
+namespace padfree::selective_scan {
+namespace {
+
+constexpr int kStatesAtATime = 2;
+
+// One tile and what the states of its lane group need; matrices are [states][kLanes], tiles [token][kLanes].
+struct Strip {
+  int tokens = 0;
+  int64_t states = 0;
+  const float* A2 = nullptr;  // A log2(e)
+  float* state = nullptr;
+  const float *B = nullptr, *C = nullptr;   // a row of the tile's first token, or a constant matrix
+  int64_t B_stride = 0, C_stride = 0;       // from token to token
+  const float *dt = nullptr, *w = nullptr;  // w = dt u
+  float* y = nullptr;
+
+  // What advance keeps for retreat, for the states at hand: a_t, and the state before and after each token.
+  float* decay = nullptr;  // [kStatesAtATime][kChunk][kLanes]
+  float* kept = nullptr;   // [kStatesAtATime][kChunk + 1][kLanes]
+
+  // Backward only.
+  const float* dy = nullptr;
+  float* carry = nullptr;  // a_{t+1} times the gradient of h_{t+1}
+  float* dA = nullptr;
+  float *to_w = nullptr, *to_decay = nullptr;  // tiles: sum_n dh B, and sum_n dh a h_{t-1} A2
+  // Sums for dB and dC over lane groups, lane by lane: [states][kChunk][Vec::kLanes]; constant matrices their
+  // own.
+  float *dB = nullptr, *dC = nullptr;
+};
+
+constexpr int64_t kDecayRow = static_cast<int64_t>(kChunk) * kLanes;
+constexpr int64_t kKeptRow = static_cast<int64_t>(kChunk + 1) * kLanes;
+
+// B or C of one token for state `n` and the vector at `lane`; `row` is the token's, or a constant matrix.
+template <bool kConstant>
+inline Vec projection(const float* row, int64_t n, int lane) {
+  return kConstant ? load(row + n * kLanes + lane) : splat(row[n]);
+}
+
+template <bool kBounded, bool kConstantB, bool kConstantC, bool kKeep, int kStates>
+inline void advance_states(const Strip& strip, int64_t n, int lane) {
+  constexpr int kWidth = Vec::kLanes;
+  const Strip s = strip;  // a copy that no store below can change: its pointers stay in registers
+  const float *A2 = s.A2 + n * kLanes + lane, *B = s.B, *C = s.C, *dt = s.dt + lane, *w = s.w + lane;
+  float *state = s.state + n * kLanes + lane, *y = s.y + lane, *decay = s.decay + lane, *kept = s.kept + lane;
+  Vec h[kStates][2];
+  for (int i = 0; i < kStates; ++i) {
+    for (int v = 0; v < 2; ++v) {
+      h[i][v] = load(state + i * kLanes + v * kWidth);
+      if constexpr (kKeep) store(kept + i * kKeptRow + v * kWidth, h[i][v]);
+    }
+  }
+  for (int t = 0; t < s.tokens; ++t, B += s.B_stride, C += s.C_stride) {
+    const int row = t * kLanes;
+#pragma GCC unroll 2
+    for (int v = 0; v < 2; ++v) {
+      const int at = row + v * kWidth;
+      const Vec step = load(dt + at), input = load(w + at);
+      Vec sum = load(y + at);
+#pragma GCC unroll 4
+      for (int i = 0; i < kStates; ++i) {
+        const Vec x = step * load(A2 + i * kLanes + v * kWidth);
+        const Vec a = kBounded ? exp2_bounded(x) : exp2(x);
+        h[i][v] = fma(a, h[i][v], input * projection<kConstantB>(B, n + i, lane + v * kWidth));
+        sum = fma(h[i][v], projection<kConstantC>(C, n + i, lane + v * kWidth), sum);
+        if constexpr (kKeep) {
+          store(decay + i * kDecayRow + at, a);
+          store(kept + i * kKeptRow + kLanes + at, h[i][v]);
+        }
+      }
+      store(y + at, sum);
+    }
+  }
+  for (int i = 0; i < kStates; ++i) {
+    for (int v = 0; v < 2; ++v) store(state + i * kLanes + v * kWidth, h[i][v]);
+  }
+}
+
+template <bool kConstantB, bool kConstantC, int kStates>
+inline void retreat_states(const Strip& strip, int64_t n, int lane) {
+  constexpr int kWidth = Vec::kLanes;
+  const Strip s = strip;
+  const int last = s.tokens - 1;
+  const float *A2 = s.A2 + n * kLanes + lane, *B = s.B + last * s.B_stride, *C = s.C + last * s.C_stride;
+  const float *dt = s.dt + lane, *w = s.w + lane, *dy = s.dy + lane, *decay = s.decay + lane,
+              *kept = s.kept + lane;
+  float *to_w = s.to_w + lane, *to_decay = s.to_decay + lane;
+  float *carries = s.carry + n * kLanes + lane, *sums = s.dA + n * kLanes + lane;
+  // Where the sums of state n lie: lane by lane for each token, or for a constant matrix once.
+  float* dB = kConstantB ? s.dB + n * kLanes + lane : s.dB + n * kChunk * kWidth;
+  float* dC = kConstantC ? s.dC + n * kLanes + lane : s.dC + n * kChunk * kWidth;
+  constexpr int kRowB = kConstantB ? kLanes : kChunk * kWidth, kRowC = kConstantC ? kLanes : kChunk * kWidth;
+  Vec carry[kStates][2], dA[kStates][2];
+  for (int i = 0; i < kStates; ++i) {
+    for (int v = 0; v < 2; ++v) {
+      carry[i][v] = load(carries + i * kLanes + v * kWidth);
+      dA[i][v] = load(sums + i * kLanes + v * kWidth);
+    }
+  }
+  for (int t = last; t >= 0; --t, B -= s.B_stride, C -= s.C_stride) {
+    const int row = t * kLanes;
+    Vec for_B[kStates], for_C[kStates];
+    for (int i = 0; i < kStates; ++i) {
+      for_B[i] = kConstantB ? zero() : load(dB + i * kRowB + t * kWidth);
+      for_C[i] = kConstantC ? zero() : load(dC + i * kRowC + t * kWidth);
+    }
+#pragma GCC unroll 2
+    for (int v = 0; v < 2; ++v) {
+      const int at = row + v * kWidth;
+      const Vec gradient = load(dy + at), input = load(w + at), step = load(dt + at);
+      Vec sum_w = load(to_w + at), sum_decay = load(to_decay + at);
+#pragma GCC unroll 4
+      for (int i = 0; i < kStates; ++i) {
+        const float* before = kept + i * kKeptRow + at;
+        const Vec g = fma(projection<kConstantC>(C, n + i, lane + v * kWidth), gradient, carry[i][v]);
+        sum_w = fma(g, projection<kConstantB>(B, n + i, lane + v * kWidth), sum_w);
+        carry[i][v] = g * load(decay + i * kDecayRow + at);
+        const Vec q = carry[i][v] * load(before);
+        sum_decay = fma(q, load(A2 + i * kLanes + v * kWidth), sum_decay);
+        dA[i][v] = fma(q, step, dA[i][v]);
+        if constexpr (kConstantB) {
+          store(dB + i * kRowB + v * kWidth, fma(g, input, load(dB + i * kRowB + v * kWidth)));
+        } else {
+          for_B[i] = fma(g, input, for_B[i]);
+        }
+        if constexpr (kConstantC) {
+          store(dC + i * kRowC + v * kWidth,
+                fma(gradient, load(before + kLanes), load(dC + i * kRowC + v * kWidth)));
+        } else {
+          for_C[i] = fma(gradient, load(before + kLanes), for_C[i]);
+        }
+      }
+      store(to_w + at, sum_w);
+      store(to_decay + at, sum_decay);
+    }
+    for (int i = 0; i < kStates; ++i) {
+      if constexpr (!kConstantB) store(dB + i * kRowB + t * kWidth, for_B[i]);
+      if constexpr (!kConstantC) store(dC + i * kRowC + t * kWidth, for_C[i]);
+    }
+  }
+  for (int i = 0; i < kStates; ++i) {
+    for (int v = 0; v < 2; ++v) {
+      store(carries + i * kLanes + v * kWidth, carry[i][v]);
+      store(sums + i * kLanes + v * kWidth, dA[i][v]);
+    }
+  }
+}
+
+// Every state of the strip forward, and, if it has a carry, backward.
+template <bool kBounded, bool kConstantB, bool kConstantC, bool kBackward>
+[[gnu::flatten, gnu::noinline]] void run_strip(const Strip& s) {
+  for (int lane = 0; lane < kLanes; lane += 2 * Vec::kLanes) {
+    int64_t n = 0;
+    for (; n + kStatesAtATime <= s.states; n += kStatesAtATime) {
+      advance_states<kBounded, kConstantB, kConstantC, kBackward, kStatesAtATime>(s, n, lane);
+      if constexpr (kBackward) retreat_states<kConstantB, kConstantC, kStatesAtATime>(s, n, lane);
+    }
+    for (; n < s.states; ++n) {
+      advance_states<kBounded, kConstantB, kConstantC, kBackward, 1>(s, n, lane);
+      if constexpr (kBackward) retreat_states<kConstantB, kConstantC, 1>(s, n, lane);
+    }
+  }
+}
+
+template <bool kBackward>
+inline void run_strip(const Strip& s, bool bounded, bool constant_B, bool constant_C) {
+  with_bool(bounded, [&](auto is_bounded) {
+    with_bool(constant_B, [&](auto is_constant_B) {
+      with_bool(constant_C, [&](auto is_constant_C) {
+        run_strip<is_bounded(), is_constant_B(), is_constant_C(), kBackward>(s);
+      });
+    });
+  });
+}
+
+}  // namespace
+}  // namespace padfree::selective_scan

@@ -1,0 +1,8 @@
+#include "common/cpu/vec_generic.h"
+// After the vector type it is written against.
+#include "selective_state_update/cpu/kernel.h"
+
+namespace padfree::selective_state_update::generic {
+extern const Kernels kKernels;
+const Kernels kKernels = {update};
+}  // namespace padfree::selective_state_update::generic
