@@ -13,23 +13,52 @@ inline float* floats_at(const View& view, int64_t batch, int64_t head, int64_t c
          channel * view.channel_stride;
 }
 
-inline float value_at(const View& view, int64_t batch, int64_t head, int64_t channel) {
-  const int64_t at = batch * view.batch_stride + head * view.head_stride + channel * view.channel_stride;
-  float value = 0.0f;
+constexpr int64_t kPiece = 64;  // channels that a task loads, moves on and stores together
+
+// Values of channels [begin, begin + count) of a head, as floats.
+inline void load_channels(const View& view, int64_t batch, int64_t head, int64_t begin, int64_t count,
+                          float* to) {
+  const int64_t at = batch * view.batch_stride + head * view.head_stride + begin * view.channel_stride;
   with_dtype(view.dtype, [&](auto tag) {
-    value = to_float(static_cast<const typename decltype(tag)::type*>(view.data)[at]);
+    const auto* from = static_cast<const typename decltype(tag)::type*>(view.data) + at;
+    for (int64_t c = 0; c < count; ++c) to[c] = to_float(from[c * view.channel_stride]);
   });
-  return value;
 }
 
-// dt + bias, through softplus if asked for.
-inline float step_of(const Params& p, int64_t batch, int64_t head, int64_t channel) {
-  float dt = value_at(p.dt, batch, head, channel);
-  if (p.dt_bias.data != nullptr) dt += *floats_at(p.dt_bias, 0, head, channel);
-  if (!p.softplus) return dt;
-  float lanes[Vec::kLanes];
-  store(lanes, softplus(splat(dt)));
-  return lanes[0];
+// What a piece needs of its channels; lanes past the last channel hold what does not matter.
+struct Channels {
+  float x[kPiece], dt[kPiece], gate[kPiece], skip[kPiece], out[kPiece];
+};
+
+inline void load_piece(const Params& p, int64_t batch, int64_t head, int64_t begin, int64_t count,
+                       Channels& piece) {
+  load_channels(p.x, batch, head, begin, count, piece.x);
+  load_channels(p.dt, batch, head, begin, count, piece.dt);
+  if (p.dt_bias.data != nullptr) {
+    load_channels(p.dt_bias, 0, head, begin, count, piece.out);
+    for (int64_t c = 0; c < count; ++c) piece.dt[c] += piece.out[c];
+  }
+  for (int64_t c = 0; p.softplus && c < count; c += Vec::kLanes) {
+    store(piece.dt + c, softplus(load(piece.dt + c)));
+  }
+  if (p.D.data != nullptr) load_channels(p.D, 0, head, begin, count, piece.skip);
+  if (p.z.data != nullptr) load_channels(p.z, batch, head, begin, count, piece.gate);
+}
+
+// out = (y + D x) silu(z), y in piece.out.
+inline void store_piece(const Params& p, int64_t batch, int64_t head, int64_t begin, int64_t count,
+                        Channels& piece) {
+  for (int64_t c = 0; c < count; c += Vec::kLanes) {
+    Vec y = load(piece.out + c);
+    if (p.D.data != nullptr) y = fma(load(piece.skip + c), load(piece.x + c), y);
+    if (p.z.data != nullptr) y = y * silu(load(piece.gate + c));
+    store(piece.out + c, y);
+  }
+  with_dtype(p.out.dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    T* to = static_cast<T*>(p.out.data) + batch * p.out.batch_stride + head * p.out.head_stride;
+    for (int64_t c = 0; c < count; ++c) to[(begin + c) * p.out.channel_stride] = from_float<T>(piece.out[c]);
+  });
 }
 
 // One vector of states of one channel, moved on; adds C h to y.
@@ -66,52 +95,34 @@ inline float step_channel(T* state, int64_t states, float w, const float* B, con
   return sum(y[0] + y[1]);
 }
 
-// What a state row holds as T.
+// Moves on the states, held as T, of a piece's channels.
 template <typename T>
-[[gnu::flatten]] void update_head(const Params& p, int64_t batch, int64_t row, int64_t head, int64_t begin,
-                                  int64_t end, float* out) {
+[[gnu::flatten]] void move_piece(const Params& p, int64_t batch, int64_t row, int64_t head, int64_t begin,
+                                 int64_t count, Channels& piece) {
   const int64_t projection = (batch * p.groups + head / (p.heads / p.groups)) * p.states;
   const float *B = p.B + projection, *C = p.C + projection;
-  float dt = 0.0f;
-  Vec shared = zero();
+  T* state = static_cast<T*>(p.state.data) + row * p.state.batch_stride + head * p.state.head_stride +
+             begin * p.state.channel_stride;
+  const float* A = floats_at(p.A, 0, head, begin);
   if (p.one_decay_a_head) {
-    dt = step_of(p, batch, head, 0);
-    shared = exp(splat(dt) * splat(*floats_at(p.A, 0, head, 0)));
-  }
-  for (int64_t c = begin; c < end; ++c) {
-    T* state = static_cast<T*>(p.state.data) + row * p.state.batch_stride + head * p.state.head_stride +
-               c * p.state.channel_stride;
-    const float x = value_at(p.x, batch, head, c);
-    if (p.one_decay_a_head) {
-      out[c - begin] = step_channel(state, p.states, dt * x, B, C, [&](int64_t, int) { return shared; });
-    } else {
-      dt = step_of(p, batch, head, c);
-      const float* A = floats_at(p.A, 0, head, c);
-      out[c - begin] = step_channel(state, p.states, dt * x, B, C, [&](int64_t n, int left) {
-        if (p.A_state_stride == 0) return exp(splat(dt) * splat(*A));
-        return exp(splat(dt) * (left == Vec::kLanes ? load(A + n) : load_partial(A + n, left)));
-      });
+    const Vec decay = exp(splat(piece.dt[0]) * splat(*A));
+    for (int64_t c = 0; c < count; ++c, state += p.state.channel_stride) {
+      piece.out[c] =
+          step_channel(state, p.states, piece.dt[c] * piece.x[c], B, C, [&](int64_t, int) { return decay; });
     }
-    if (p.D.data != nullptr) out[c - begin] += *floats_at(p.D, 0, head, c) * x;
+    return;
   }
-}
-
-// Writes what channels [begin, end) of a head put out, through the gate.
-inline void store_head(const Params& p, int64_t batch, int64_t head, int64_t begin, int64_t end, float* out) {
-  for (int64_t c = begin; p.z.data != nullptr && c < end; ++c) {
-    float lanes[Vec::kLanes];
-    store(lanes, silu(splat(value_at(p.z, batch, head, c))));
-    out[c - begin] *= lanes[0];
+  for (int64_t c = 0; c < count; ++c, state += p.state.channel_stride, A += p.A.channel_stride) {
+    const Vec dt = splat(piece.dt[c]);
+    const float* rate = A;
+    piece.out[c] = step_channel(state, p.states, piece.dt[c] * piece.x[c], B, C, [&](int64_t n, int left) {
+      if (p.A_state_stride == 0) return exp(dt * splat(*rate));
+      return exp(dt * (left == Vec::kLanes ? load(rate + n) : load_partial(rate + n, left)));
+    });
   }
-  with_dtype(p.out.dtype, [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    T* to = static_cast<T*>(p.out.data) + batch * p.out.batch_stride + head * p.out.head_stride;
-    for (int64_t c = begin; c < end; ++c) to[c * p.out.channel_stride] = from_float<T>(out[c - begin]);
-  });
 }
 
 void update(const Params& p, int64_t task) {
-  constexpr int64_t kPiece = 64;  // channels whose outputs wait for their gate
   const int64_t head_blocks = (p.heads + p.head_block - 1) / p.head_block;
   const int64_t channel_blocks = (p.head_dim + p.channel_block - 1) / p.channel_block;
   const int64_t batch = task / (head_blocks * channel_blocks);
@@ -120,18 +131,19 @@ void update(const Params& p, int64_t task) {
   const int64_t begin = task % channel_blocks * p.channel_block;
   const int64_t end = begin + p.channel_block < p.head_dim ? begin + p.channel_block : p.head_dim;
   const int64_t row = p.state_rows == nullptr ? batch : p.state_rows[batch];
-  float out[kPiece];
+  Channels piece = {};
   for (int64_t head = head_begin; head < head_end; ++head) {
     for (int64_t c = begin; c < end; c += kPiece) {
-      const int64_t stop = c + kPiece < end ? c + kPiece : end;
+      const int64_t count = c + kPiece < end ? kPiece : end - c;
       if (row < 0) {
-        for (float& value : out) value = 0.0f;
-      } else {
-        with_dtype(p.state.dtype, [&](auto tag) {
-          update_head<typename decltype(tag)::type>(p, batch, row, head, c, stop, out);
-        });
+        store_piece(p, batch, head, c, count, piece);  // its zeros
+        continue;
       }
-      store_head(p, batch, head, c, stop, out);
+      load_piece(p, batch, head, c, count, piece);
+      with_dtype(p.state.dtype, [&](auto tag) {
+        move_piece<typename decltype(tag)::type>(p, batch, row, head, c, count, piece);
+      });
+      store_piece(p, batch, head, c, count, piece);
     }
   }
 }
