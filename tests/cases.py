@@ -13,16 +13,17 @@ def dtype_id(dtype):
     return str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else None
 
 
-def randn(*shape, dtype=torch.float32, seed=0, device="cpu"):
+def randn(*shape, dtype=torch.float32, seed=0, device=None):
     """Normal numbers of a fixed seed, drawn in float32 on the CPU and rounded: the same on every device."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator).to(device=device, dtype=dtype)
+    drawn = torch.randn(shape, generator=generator, device="cpu")
+    return drawn.to(device=device or torch.get_default_device(), dtype=dtype)
 
 
-def cu_seqlens(lengths, dtype=torch.int32, device="cpu"):
+def cu_seqlens(lengths, dtype=torch.int32, device=None):
     """Boundaries of sequences of these lengths: ``[0, l0, l0 + l1, ...]``."""
-    ends = torch.tensor([0, *lengths], dtype=torch.int64).cumsum(0)
-    return ends.to(device=device, dtype=dtype)
+    ends = torch.tensor([0, *lengths], dtype=torch.int64, device=device).cumsum(0)
+    return ends.to(dtype)
 
 
 def embed_in_nan(tensor):

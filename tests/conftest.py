@@ -18,7 +18,7 @@ REPO_ID = "padfree/padfree-flash2"
 DEVICES = [os.environ.get("PADFREE_TEST_DEVICE", "cuda" if torch.cuda.is_available() else "cpu")]
 EMULATED = DEVICES == ["emulated"]
 # What CUDA has kernels for: beginnings of the names of tests.
-EMULATED_TESTS = ("test_causal_conv1d.py::", "test_errors.py::test_causal_conv1d")
+EMULATED_TESTS = ("test_causal_conv1d.py::", "test_devices.py::", "test_errors.py::test_causal_conv1d")
 
 
 def pytest_configure(config):
@@ -30,6 +30,8 @@ def pytest_configure(config):
             returncode=pytest.ExitCode.USAGE_ERROR,
         )
     claims_run.register(config)
+    if DEVICES == ["cuda"]:  # tests that name no device make their tensors there
+        torch.set_default_device("cuda")
     _set_up_hypothesis()
 
 

@@ -29,6 +29,7 @@ def check_qkv(
     """dtypes, devices, ranks, heads and head dims; ``names`` are what the caller calls k and v."""
     dims_k = dims if dims_k is None else dims_k
     checks.require_floating(OP, "q", q)
+    checks.require_kernel(OP, "q", q, "attention_fwd")
     for name, tensor, rank in (("q", q, dims), (names[0], k, dims_k), (names[1], v, dims_k)):
         checks.require_like(OP, name, tensor, "q", q)
         checks.require_dim(OP, name, tensor, rank)

@@ -9,6 +9,8 @@ from typing import Any, Optional
 
 import torch
 
+from ._ops import ops
+
 FLOATING = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -25,6 +27,35 @@ def require_floating(op: str, name: str, tensor: Any) -> None:
     require_tensor(op, name, tensor)
     if tensor.dtype not in FLOATING:
         raise TypeError(f"{op}: {name} must be float32, bfloat16 or float16, got {name_of(tensor.dtype)}")
+
+
+def _functions_with_kernels(key: str) -> frozenset:
+    """Names of this variant's ops that the dispatcher has a kernel of for the key: CPU or CUDA."""
+    prefix = f"{ops.name}::"
+    names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith(prefix)]
+    return frozenset(name[len(prefix) :] for name in names if torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
+
+
+# A variant holds the kernels of one backend, and not every op's. Looked up once, when the bundle is loaded.
+_KERNELS = {"cpu": _functions_with_kernels("CPU"), "cuda": _functions_with_kernels("CUDA")}
+
+
+def require_kernel(op: str, name: str, tensor: torch.Tensor, function: str) -> None:
+    """That this variant has a kernel of ``function`` for the device of ``tensor``; else says what to load."""
+    device = tensor.device.type
+    if device not in _KERNELS or function in _KERNELS[device]:
+        return
+    there = next((other for other in _KERNELS if function in _KERNELS[other]), None)
+    if there is None:
+        wanted = "cpu" if device == "cuda" else device
+        raise NotImplementedError(
+            f"{op}: {name} must be on the {wanted}, for which backend={wanted!r} of get_kernel has kernels "
+            f"(this variant has none of this op), got {tensor.device}"
+        )
+    raise NotImplementedError(
+        f"{op}: {name} must be on a {there} device, which this variant is for, got {tensor.device} "
+        f"(backend={device!r} of get_kernel is for that)"
+    )
 
 
 def require_dim(op: str, name: str, tensor: torch.Tensor, dim: int) -> None:

@@ -39,6 +39,7 @@ class Call(NamedTuple):
 
 def check_values(op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     checks.require_floating(op, "q", q)
+    checks.require_kernel(op, "q", q, "gated_delta_rule_fwd")
     checks.require_like(op, "k", k, "q", q)
     checks.require_like(op, "v", v, "q", q)
     for name, tensor in (("q", q), ("v", v)):

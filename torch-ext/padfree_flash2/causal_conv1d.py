@@ -11,6 +11,7 @@ from ._checks import (
     require_distinct_rows,
     require_floating,
     require_integers,
+    require_kernel,
     require_like,
     require_one_run_each,
     require_tensor,
@@ -233,6 +234,7 @@ def _final_states_packed(
 def _check(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor], activation: Optional[str]) -> bool:
     """Checks what every function takes; returns whether the activation is silu."""
     require_floating(_OP, "x", x)
+    require_kernel(_OP, "x", x, "causal_conv1d_fwd")
     if x.dim() != 3:
         raise ValueError(f"{_OP}: x must have shape (batch, channels, seqlen), got {tuple(x.shape)}")
     _check_weight(_OP, weight, bias, x)
@@ -295,6 +297,7 @@ def _check_update(
 ) -> None:
     op = f"{_OP}_update"
     require_floating(op, "x", x)
+    require_kernel(op, "x", x, "causal_conv1d_update")
     if x.dim() not in (2, 3):
         raise ValueError(
             f"{op}: x must have shape (batch, channels) or (batch, channels, seqlen), got {tuple(x.shape)}"

@@ -205,6 +205,7 @@ def _check_inputs(
     op: str, x: torch.Tensor, dt: torch.Tensor, A: torch.Tensor, B: torch.Tensor, C: torch.Tensor
 ) -> None:
     checks.require_floating(op, "x", x)
+    checks.require_kernel(op, "x", x, "state_space_fwd")
     checks.require_dim(op, "x", x, 4)
     for name, tensor in (("B", B), ("C", C)):
         checks.require_like(op, name, tensor, "x", x)
