@@ -50,6 +50,13 @@ assert torch.equal(got, wanted)
 ABSENT = """
 padfree.install_as_packages()
 import fla.ops, mamba_ssm
+from mamba_ssm.ops.selective_scan_interface import mamba_inner_fn, selective_scan_fn
+from mamba_ssm.ops.triton.selective_state_update import selective_state_update
+from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined, mamba_split_conv1d_scan_combined
+assert mamba_ssm.selective_scan_fn is selective_scan_fn is padfree.selective_scan_fn
+assert mamba_inner_fn is padfree.mamba_inner_fn and selective_state_update is padfree.selective_state_update
+assert mamba_chunk_scan_combined is padfree.mamba_chunk_scan_combined
+assert mamba_split_conv1d_scan_combined is padfree.mamba_split_conv1d_scan_combined
 for name in ("fla.modules", "fla.ops.kda.gate", "fla.layers.kda", "mamba_ssm.ops.triton.layernorm_gated"):
     try:
         __import__(name)
@@ -118,7 +125,7 @@ else:
 CODES = {
     "causal_conv1d": CAUSAL_CONV1D,
     "fla": FLA,
-    "absent": ABSENT,
+    "mamba_ssm, and what is absent": ABSENT,
     "taken away": TAKEN_AWAY,
     "too late": TOO_LATE,
     "taken": TAKEN,

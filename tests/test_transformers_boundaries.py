@@ -85,11 +85,12 @@ def test_refused_before_any_layer_runs(wired, case):
 
 
 @pytest.mark.parametrize("family", ALONE)
-def test_a_recurrence_nothing_can_replace_is_refused_by_name(padfree, family):
+def test_code_nothing_can_replace_is_refused_by_name(padfree, family):
     model = build(family).train()
     try:
-        assert padfree.enable(model).not_wired["recurrence"] == "in the model's own code, which no kernel can replace"
-        with pytest.raises(ValueError, match="its recurrence is code of its own, which mixes packed samples"):
+        report = padfree.enable(model)
+        assert report.not_wired["own code"] == f"{type(model).__name__} mixes tokens in code that no kernel can replace"
+        with pytest.raises(ValueError, match="it mixes tokens in code of its own, which knows no boundaries"):
             model(**pack(samples()))
     finally:
         padfree.disable(model)

@@ -4,7 +4,7 @@ import functools
 
 import pytest
 import torch
-from tiny_models import assert_near, build, samples
+from tiny_models import assert_near, build, left_padded, samples
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -27,22 +27,11 @@ def model(padfree, family):
     padfree.disable(made)
 
 
-def _padded(rows):
-    """Left-padded ids and mask."""
-    width = max(len(row) for row in rows)
-    ids, mask = torch.zeros(len(rows), width, dtype=torch.long), torch.zeros(len(rows), width, dtype=torch.long)
-    for index, row in enumerate(rows):
-        ids[index, width - len(row) :] = row
-        mask[index, width - len(row) :] = 1
-    return {"input_ids": ids, "attention_mask": mask}
-
-
 def _generate(model, rows, **arguments):
     """New tokens ``(rows, NEW_TOKENS)`` and their logits ``(NEW_TOKENS, rows, vocabulary)``."""
-    settings = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
-    out = model.generate(
-        **_padded(rows), **settings, output_logits=True, return_dict_in_generate=True, disable_compile=True, **arguments
-    )
+    settings = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "pad_token_id": 0, "eos_token_id": None, **arguments}
+    settings.update(output_logits=True, return_dict_in_generate=True, disable_compile=True)
+    out = model.generate(**left_padded(rows), **settings)
     return out.sequences[:, -NEW_TOKENS:], torch.stack(out.logits)
 
 
@@ -67,7 +56,7 @@ def test_generate_with_left_padding(model, family, arguments):
 
 def test_padded_rows_equal_their_own(model, family):
     """One forward over left-padded rows, with the positions `generate` makes of the mask."""
-    batch = _padded(ROWS)
+    batch = left_padded(ROWS)
     positions = (batch["attention_mask"].cumsum(-1) - 1).masked_fill(batch["attention_mask"] == 0, 1)
     with torch.no_grad():
         padded = model(**batch, position_ids=positions, use_cache=False).logits

@@ -1,24 +1,26 @@
-"""Families with a recurrence: what this bundle has is wired and right, what it lacks is named, and no batch leaks."""
+"""Families with a recurrence, whole: training, inference, padded rows, poison, generation, saving and loading.
+
+That a packed batch is right or refused, by what it carries, is in test_transformers_leaks.py.
+"""
 
 import pytest
 import torch
-from tiny_models import HYBRIDS, assert_as_good_as_eager, build, pack, references, run_apart, run_packed, samples
+import transformers
+from tiny_models import (
+    HYBRIDS,
+    assert_as_good_as_eager,
+    assert_near,
+    build,
+    from_embeddings,
+    left_padded,
+    references,
+    run_apart,
+    run_packed,
+    samples,
+)
+from tolerance import assert_same_bits
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-FLASH = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
-RECURRENCES = {
-    "chunk_gated_delta_rule",
-    "chunk_kda",
-    "mamba_chunk_scan_combined",
-    "mamba_split_conv1d_scan_combined",
-    "selective_scan_fn",
-    "mamba_inner_fn",
-}
-
-
-# Their attention gets no position_ids, so that seq_idx alone leaves it without boundaries.
-WITHOUT_POSITIONS = ("granitemoehybrid",)
 
 
 @pytest.fixture(params=HYBRIDS)
@@ -28,46 +30,35 @@ def family(request):
 
 @pytest.fixture
 def wired(padfree, family):
-    """A wired model in training mode, what enable() said, and references made before."""
+    """A wired model in training mode, and references made before."""
     wanted, model = references(family), build(family).train()
     report = padfree.enable(model)
-    yield model, report, wanted
+    assert report.not_wired == {}
+    assert "causal_conv1d_fn" in report.wired
+    yield model, wanted
     padfree.disable(model)
 
 
-def test_one_sample_at_a_time(padfree, wired):
-    model, report, wanted = wired
-    assert "causal_conv1d_fn" in report.wired
+def test_one_sample_at_a_time(wired):
+    model, wanted = wired
     assert_as_good_as_eager(run_apart(model, samples()), wanted, normwise=True)
-    for name, reason in report.not_wired.items():
-        assert reason == "not in this bundle yet, torch code of transformers runs", name
 
 
-# the columns of the table of silent leaks: what a batch carries
-CARRIES = {
-    "seq_idx and flash keywords": (),
-    "flash keywords": ("seq_idx",),
-    "seq_idx": FLASH,
-    "positions only": ("seq_idx", *FLASH),
-}
+def test_in_inference(wired):
+    """Without the fused forms that models ask for in training."""
+    model, wanted = wired
+    logits, gradients = run_packed(model.eval(), samples())
+    assert_as_good_as_eager((logits, gradients), wanted, normwise=True)
 
 
-@pytest.mark.parametrize("carries", CARRIES)
-def test_packed_is_right_or_refused(padfree, wired, family, carries):
-    """Right where the bundle has the recurrence and the boundaries reach it; else refused with its name."""
-    model, report, wanted = wired
-    lacking = RECURRENCES & set(report.not_wired)
-    drop = CARRIES[carries]
-    refused = carries == "positions only" or (carries == "seq_idx" and family in WITHOUT_POSITIONS)
-    if not lacking and not refused:
-        assert_as_good_as_eager(run_packed(model, samples(), drop), wanted, normwise=True)
-        return
-    batch = {name: value for name, value in pack(samples()).items() if name not in drop}
-    with pytest.raises(ValueError, match=r"packed samples|would mix the samples") as error:
-        model(**batch)
-    assert type(model).__name__ in str(error.value)
-    for name in lacking:
-        assert name in str(error.value)
+@pytest.mark.parametrize("poison", [float("nan"), 1e4])
+def test_a_poisoned_sample_leaves_the_others_bits_alone(wired, poison):
+    model, rows = wired[0], samples((7, 12, 6))
+    clean, clean_gradient = from_embeddings(model, rows)
+    got, gradient = from_embeddings(model, rows, poison)
+    assert not torch.equal(got[:7], clean[:7]), "the poison must reach its own sample"
+    assert_same_bits(got[7:], clean[7:], "logits of the other samples")
+    assert_same_bits(gradient[7:], clean_gradient[7:], "gradient of the other samples")
 
 
 def test_generates_as_eager(padfree, family):
@@ -81,3 +72,40 @@ def test_generates_as_eager(padfree, family):
         assert torch.equal(model.generate(ids, attention_mask=mask, **settings), wanted)
     finally:
         padfree.disable(model)
+
+
+def test_padded_rows_in_training(padfree, family):
+    """Left padding with an attention_mask, as a plain collator makes it: what eager code of the rows gives.
+
+    Biases that start at 0 would hide a convolution whose output over the padding is not masked.
+    """
+    rows = samples((9, 4, 12))
+    reference = _with_biases(build(family, torch.float64).train())
+    wanted = [reference(input_ids=row[None], use_cache=False).logits[0] for row in rows]
+    model = _with_biases(build(family).train())
+    eager = [model(input_ids=row[None], use_cache=False).logits[0] for row in rows]
+    padfree.enable(model)
+    try:
+        logits = model(**left_padded(rows), use_cache=False).logits
+    finally:
+        padfree.disable(model)
+    for row, got, exact, other in zip(rows, logits, wanted, eager, strict=True):
+        assert_near(got[-len(row) :], exact, other, f"row of {len(row)}", exact.abs().max())
+
+
+def _with_biases(model):
+    generator = torch.Generator().manual_seed(3)
+    for name, parameter in model.named_parameters():
+        if name.endswith("conv1d.bias"):
+            parameter.data += 0.5 * torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
+    return model
+
+
+def test_saved_and_loaded(padfree, wired, tmp_path):
+    model, _ = wired
+    want = run_packed(model, samples())[0]
+    model.save_pretrained(tmp_path)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).train()
+    padfree.enable(loaded)
+    assert_same_bits(run_packed(loaded, samples())[0], want, "logits")
+    padfree.disable(loaded)

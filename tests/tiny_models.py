@@ -57,6 +57,23 @@ FAMILIES = {
             "num_dense_layers": 1,
         },
     ),
+    "inkling": (
+        "InklingTextConfig",
+        {
+            **PLAIN,
+            "eos_token_id": 1,
+            "head_dim": 8,
+            "swa_head_dim": 8,
+            "swa_num_attention_heads": 4,
+            "swa_num_key_value_heads": 2,
+            "sliding_window_size": 4,
+            "d_rel": 4,
+            "rel_extent": 8,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "mlp_layer_types": ["dense", "dense"],
+            "moe_intermediate_size": 16,
+        },
+    ),
 }
 
 MAMBA2 = {
@@ -122,6 +139,10 @@ HYBRIDS = {
     ),
     "qwen3_next": ("Qwen3NextConfig", {**PLAIN, **DELTA, **MOE, "head_dim": 8}),
     "qwen3_5": ("Qwen3_5TextConfig", {**PLAIN, **DELTA, "head_dim": 8}),
+    "qwen3_5_moe": (
+        "Qwen3_5MoeTextConfig",
+        {**PLAIN, **DELTA, **MOE, "num_experts": 2, "num_experts_per_tok": 1, "head_dim": 8},
+    ),
     "olmo_hybrid": (
         "OlmoHybridConfig",
         {**PLAIN, **DELTA, "pad_token_id": None, "bos_token_id": None, "eos_token_id": None},
@@ -141,6 +162,35 @@ HYBRIDS = {
             "qk_nope_head_dim": 8,
             "qk_rope_head_dim": 8,
             "v_head_dim": 8,
+        },
+    ),
+    "bailing_hybrid": (
+        "BailingHybridConfig",
+        {
+            **PLAIN,
+            "pad_token_id": 0,
+            "eos_token_id": 1,
+            "num_key_value_heads": 4,
+            "layer_types": ["linear_attention", "full_attention"],
+            "mlp_layer_types": ["dense", "dense"],
+            "head_dim": 8,
+            "kv_lora_rank": 8,
+            "q_lora_rank": None,
+            "qk_nope_head_dim": 8,
+            "qk_rope_head_dim": 8,
+            "v_head_dim": 8,
+            "num_mtp_layers": 0,
+        },
+    ),
+    "zamba": (
+        "ZambaConfig",
+        {
+            **PLAIN,
+            "num_key_value_heads": 4,
+            "mamba_d_state": 8,
+            "mamba_dt_rank": 4,
+            "num_hidden_layers": 3,
+            "layers_block_type": ["mamba", "hybrid", "hybrid"],
         },
     ),
     "mamba": ("MambaConfig", LONE),
@@ -175,6 +225,29 @@ ALONE = {
         "MiniMaxConfig",
         {**PLAIN, "num_local_experts": 2, "num_experts_per_tok": 1, "block_size": 8, "head_dim": 8},
     ),
+    "qwen4_exp": (
+        "Qwen4ExpTextConfig",
+        {
+            **PLAIN,
+            **DELTA,
+            "head_dim": 8,
+            "num_experts": 2,
+            "num_experts_per_tok": 1,
+            "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 16,
+            "indexer_n_heads": 2,
+            "indexer_kv_heads": 1,
+            "indexer_head_dim": 8,
+            "indexer_budget": 8,
+            "indexer_compress_ratio": 2,
+            "hc_lowrank": 8,
+            "ple_layer_ids": [1],
+            "eos_token_id": 1,
+            "ple_embed_dim": 16,
+            "ngram_vocab_size_base": 64,
+            "split_ngram_parts": 1,
+        },
+    ),
     "zaya": ("ZayaConfig", {**PLAIN, "head_dim": 8, "num_experts": 2, "moe_intermediate_size": 16}),
 }
 
@@ -203,6 +276,16 @@ def pack(rows):
     return {**batch, "use_cache": False}
 
 
+def left_padded(rows):
+    """Ids and mask of some samples, one a row, as a plain collator makes them."""
+    width = max(len(row) for row in rows)
+    ids, mask = torch.zeros(len(rows), width, dtype=torch.long), torch.zeros(len(rows), width, dtype=torch.long)
+    for index, row in enumerate(rows):
+        ids[index, width - len(row) :] = row
+        mask[index, width - len(row) :] = 1
+    return {"input_ids": ids, "attention_mask": mask}
+
+
 def run_packed(model, rows, drop=()):
     """Logits ``(tokens, vocabulary)`` and gradients of one packed batch."""
     batch = {name: value for name, value in pack(rows).items() if name not in drop}
@@ -213,6 +296,18 @@ def run_apart(model, rows):
     """The same, one call for each sample."""
     batches = [{"input_ids": row[None], "use_cache": False} for row in rows]
     return _run(model, batches, sum(len(row) for row in rows))
+
+
+def from_embeddings(model, rows, poison=None):
+    """Logits of a packed batch whose first sample's embeddings may be replaced, and the gradient of all embeddings."""
+    batch = pack(rows)
+    embeddings = model.get_input_embeddings()(batch.pop("input_ids")).detach()
+    if poison is not None:
+        embeddings[:, : len(rows[0])] = poison
+    embeddings.requires_grad_()
+    logits = model(inputs_embeds=embeddings, **batch).logits[0]
+    logits[len(rows[0]) :].sum().backward()
+    return logits.detach(), embeddings.grad[0]
 
 
 def _run(model, batches, tokens):

@@ -148,6 +148,12 @@ def _carried(layer: str, size: tuple[int, int]) -> tuple[Optional[torch.Tensor],
     return None, None
 
 
+def without_mask() -> bool:
+    """Whether the batch that is being computed is known to have come without an ``attention_mask``."""
+    stack = _stack()
+    return bool(stack) and stack[-1][1] is not None and not stack[-1][1].has("attention_mask")
+
+
 def _require_all_tokens(layer: str, cu_seqlens: torch.Tensor, tokens: int) -> None:
     if not torch.compiler.is_compiling() and int(cu_seqlens[-1]) != tokens:
         raise ValueError(

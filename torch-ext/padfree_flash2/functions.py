@@ -12,24 +12,31 @@ from typing import NamedTuple, Optional
 
 from . import layers
 
-# What the hybrid models of transformers ask for, with the keyword that keeps packed samples apart in the original
-# package (None: a decoding step, which sees one token of each sample).
-KEYWORDS = {
-    "causal_conv1d_fn": "seq_idx",
-    "causal_conv1d_update": None,
-    "chunk_gated_delta_rule": "cu_seq_lens_q",
-    "fused_recurrent_gated_delta_rule": None,
-    "chunk_kda": "cu_seq_lens_q",
-    "fused_recurrent_kda": None,
-    "mamba_chunk_scan_combined": "seq_idx",
-    "mamba_split_conv1d_scan_combined": "seq_idx",
-    "selective_scan_fn": "seq_idx",
-    "mamba_inner_fn": "seq_idx",
-    "selective_state_update": None,
+# What the hybrid models of transformers ask for: whether it mixes the tokens of a row. The others are decoding steps,
+# which see one token of each sample.
+MIXES = {
+    "causal_conv1d_fn": True,
+    "causal_conv1d_update": False,
+    "chunk_gated_delta_rule": True,
+    "fused_recurrent_gated_delta_rule": False,
+    "chunk_kda": True,
+    "fused_recurrent_kda": False,
+    "mamba_chunk_scan_combined": True,
+    "mamba_split_conv1d_scan_combined": True,
+    "selective_scan_fn": True,
+    "mamba_inner_fn": True,
+    "selective_state_update": False,
 }
 
-# transformers' names of layers that mix the tokens of a row by other means than attention
+# transformers' names of layers that mix the tokens of a row by other means than attention, and of attention that picks
+# its keys by scores of blocks, which know no boundaries
 _STATEFUL_LAYERS = {"conv", "hybrid", "hybrid_sliding", "linear_attention"}
+_BLOCK_LAYERS = {
+    "indexed_attention",
+    "compressed_sparse_attention",
+    "heavily_compressed_attention",
+    "minimax_m3_sparse",
+}
 
 TORCH = "torch code of transformers"
 PADFREE = "padfree"
@@ -40,10 +47,9 @@ class _Shared(NamedTuple):
     original: Optional[object]
 
 
-def layer(name: str) -> Optional[type]:
-    """The class of `layers` that replaces a function, or None if this bundle has none."""
-    found = getattr(layers, name, None)
-    return found if isinstance(found, type) and name in KEYWORDS else None
+def layer(name: str) -> type:
+    """The class of `layers` that replaces a function."""
+    return getattr(layers, name)
 
 
 def name_of(function) -> str:
@@ -52,7 +58,7 @@ def name_of(function) -> str:
 
 
 def used_by(model) -> dict[str, list]:
-    """The function modules of `KEYWORDS` a model calls, by name: one entry for each layer that calls it.
+    """The function modules of `MIXES` a model calls, by name: one entry for each layer that calls it.
 
     A deep copy of a model lists copies of them that nothing calls; they are put right here.
     """
@@ -60,28 +66,31 @@ def used_by(model) -> dict[str, list]:
     for module in model.modules():
         listed = getattr(module, "_kernel_funcs", {})
         for key, function in listed.items():
-            if name_of(function) in KEYWORDS:
+            if name_of(function) in MIXES:
                 listed[key] = function = _called(module, function)
                 found.setdefault(name_of(function), []).append(function)
     return found
 
 
 def mixers(model) -> list:
-    """The modules of a model that call a function of `KEYWORDS` which mixes the tokens of a row."""
+    """The modules of a model that call a function of `MIXES` which mixes the tokens of a row."""
     return [
         module
         for module in model.modules()
-        if any(KEYWORDS.get(name_of(function)) for function in getattr(module, "_kernel_funcs", {}).values())
+        if any(MIXES.get(name_of(function)) for function in getattr(module, "_kernel_funcs", {}).values())
     ]
 
 
-def has_own_state(model) -> bool:
-    """Whether a model mixes the tokens of a row in code of its own: it has states, but calls no function of `KEYWORDS`.
+def has_own_code(model) -> bool:
+    """Whether a model mixes the tokens of a row in code of its own, in whose place nothing can be put.
 
-    RWKV, xLSTM, RecurrentGemma, MiniMax and Zaya do so; nothing can be put in place of that code.
+    RWKV, xLSTM, RecurrentGemma, MiniMax and Zaya have states, but call no function of `MIXES`. Qwen4-Exp embeds n-grams
+    and, as DeepSeek V4 and GLM-5, attends to blocks.
     """
-    layers_of = getattr(model.config.get_text_config(), "layer_types", None) or ()
-    return (model._is_stateful or bool(_STATEFUL_LAYERS & set(layers_of))) and not mixers(model)
+    config = model.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ())
+    stateful = (model._is_stateful or bool(_STATEFUL_LAYERS & kinds)) and not mixers(model)
+    return stateful or bool(_BLOCK_LAYERS & kinds) or bool(getattr(config, "ple_layer_ids", None))
 
 
 def _called(module, function):
@@ -94,9 +103,9 @@ def _called(module, function):
 
 
 def unreplaceable(model) -> list[str]:
-    """Names of `KEYWORDS` a model calls as plain functions, which nothing can replace (``USE_HUB_KERNELS`` is off)."""
+    """Names of `MIXES` a model calls as plain functions, which nothing can replace (``USE_HUB_KERNELS`` is off)."""
     files = {type(module).__module__ for module in model.modules()}
-    return sorted(name for name in KEYWORDS if any(inspect.isfunction(vars(sys.modules[f]).get(name)) for f in files))
+    return sorted(name for name in MIXES if any(inspect.isfunction(vars(sys.modules[f]).get(name)) for f in files))
 
 
 def implementation(function) -> str:
@@ -116,7 +125,7 @@ def implementation(function) -> str:
 
 def is_wired(function) -> bool:
     """Whether this very bundle's layer computes a function."""
-    return _computes(function) is getattr(layer(name_of(function)), "forward", None)
+    return name_of(function) in MIXES and _computes(function) is layer(name_of(function)).forward
 
 
 def _computes(function):

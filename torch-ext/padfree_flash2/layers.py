@@ -400,6 +400,9 @@ class mamba_inner_fn(nn.Module):
     ):
         """See ``mamba_inner_fn`` of this bundle; ``kwargs`` as in `selective_scan_fn`.
 
+        None, which a mixer takes for "not fused", unless the batch is known to have no ``attention_mask``: it is not
+        handed on to this function, and the convolution's output over padding has to be masked.
+
         Args:
             dt_rms_weight: that dt is to be normed, where transformers' torch code does it: before ``delta_proj``,
                 without a weight. Falcon Mamba passes a dummy of the size that mamba_ssm wants, which norms after it.
@@ -408,6 +411,8 @@ class mamba_inner_fn(nn.Module):
             ValueError: the batch is packed and its boundaries are not those of these tokens; or what
                 ``mamba_inner_fn`` refuses.
         """
+        if not boundaries.without_mask():
+            return None
         size = xz.shape[0], xz.shape[2]
         seq_idx = boundaries.sequence_index("mamba_inner_fn", size, kwargs.get("seq_idx"), kwargs.get("cu_seq_lens_q"))
         if dt_rms_weight is not None:

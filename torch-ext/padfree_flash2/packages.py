@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from .functions import KEYWORDS
+from .functions import MIXES
 
 _PACKAGE = __name__.rpartition(".")[0]
 
@@ -95,9 +95,7 @@ def _install(home: str) -> None:
     module = ModuleType(home, f"This name is served by {_PACKAGE}.")
     module.__spec__ = ModuleSpec(home, None, origin=bundle.__file__, is_package=True)
     module.__file__, module.__path__ = bundle.__file__, []
-    vars(module).update(
-        {name: getattr(bundle, name) for name in _HOMES[home] if hasattr(bundle, name)}, _padfree=_PACKAGE
-    )
+    vars(module).update({name: getattr(bundle, name) for name in _HOMES[home]}, _padfree=_PACKAGE)
     sys.modules[home] = module
     parent, _, child = home.rpartition(".")
     if parent:
@@ -140,6 +138,6 @@ def _has_chosen(name: str, module, names: set) -> bool:
     """Whether a modelling file of transformers has chosen an implementation for one of these functions."""
     if not name.startswith("transformers.models."):
         return False
-    asked = names & set(KEYWORDS)
+    asked = names & set(MIXES)
     found = (getattr(type(value), "kernel_layer_name", key) for key, value in vars(module).items())
     return any(each in asked for each in found)

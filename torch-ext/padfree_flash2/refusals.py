@@ -18,9 +18,7 @@ class Plan:
         attention: whether the model has attention layers.
         attention_id: the name under which attention is this bundle's; under another one transformers makes masks.
         sequence: names of the wired functions that read ``seq_idx`` or ``cu_seq_lens_q``.
-        packages: names of functions another kernel or package serves, with the keyword they read.
-        torch: what runs transformers' torch code that cannot keep samples apart.
-        own_state: whether the model mixes tokens in code of its own, which cannot keep samples apart.
+        own_code: whether the model mixes tokens in code of its own, which cannot keep samples apart.
         blocks: weak references to the modules transformers may recompute.
         carried: whether a layer took its boundaries from the entrance, because the model drops them on the way.
         hold: takes back what another model or kernel replaced since.
@@ -33,9 +31,7 @@ class Plan:
         self.attention = False
         self.attention_id: Optional[str] = None
         self.sequence: list[str] = []
-        self.packages: list[tuple[str, str]] = []
-        self.torch: list[str] = []
-        self.own_state = False
+        self.own_code = False
         self.blocks: list[weakref.ref] = []
         self.carried = False
         self.hold: Callable[[], None] = lambda: None
@@ -57,16 +53,8 @@ def fault(plan: Plan, batch: Batch, attention: str) -> Optional[str]:
 
 def _function_fault(plan: Plan, batch: Batch) -> Optional[str]:
     """Why some convolution or recurrence of the model would mix the samples of this batch, or None."""
-    if plan.own_state and batch.sign:
-        return "its recurrence is code of its own, which mixes packed samples. Pass one sample a row"
-    if plan.torch and batch.sign:
-        return (
-            f"this bundle does not have {', '.join(plan.torch)} yet, and the torch code transformers runs instead "
-            "mixes packed samples. Pass one sample a row with an attention_mask, or install the package that has it"
-        )
-    for name, keyword in plan.packages:
-        if not batch.has(keyword) and batch.sign:
-            return f"{name} gets no {keyword} and would mix the samples. Collate with {_COLLATOR}"
+    if plan.own_code and batch.sign:
+        return "it mixes tokens in code of its own, which knows no boundaries. Pass one sample a row"
     if plan.sequence and not (batch.has("seq_idx") or batch.has("cu_seq_lens_q")) and batch.sign:
         return (
             f"{plan.sequence[0]} gets neither seq_idx nor cu_seq_lens_q and would mix the samples. "

@@ -185,7 +185,7 @@ def _attention_interface():
 
 
 def _wire_functions(model, wired: Wired) -> None:
-    """Replace the functions this bundle has a layer for, and prove it; say what runs in place of the others."""
+    """Replace the functions the model calls, and prove it; say what no replacement reaches."""
     from transformers.integrations.hub_kernels import kernelize
 
     plain = functions.unreplaceable(model)
@@ -194,29 +194,20 @@ def _wire_functions(model, wired: Wired) -> None:
             f"enable: {', '.join(plain)} must be replaceable, got plain functions: USE_HUB_KERNELS was off when "
             "transformers was imported"
         )
-    if functions.has_own_state(model):
-        wired.plan.own_state = True
-        wired.not_wired["recurrence"] = "in the model's own code, which no kernel can replace"
+    if functions.has_own_code(model):
+        wired.plan.own_code = True
+        wired.not_wired["own code"] = f"{type(model).__name__} mixes tokens in code that no kernel can replace"
     used = functions.used_by(model)
-    ours = [name for name in used if functions.layer(name)]
-    plan = wired.plan
-    for name in used.keys() - set(ours):
-        runs = functions.implementation(used[name][0])
-        wired.not_wired[name] = f"not in this bundle yet, {runs} runs"
-        if functions.KEYWORDS[name] and runs == functions.TORCH:
-            plan.torch.append(name)
-        elif functions.KEYWORDS[name]:
-            plan.packages.append((name, functions.KEYWORDS[name]))
-    if not ours:
+    if not used:
         return
-    plan.sequence = [name for name in ours if functions.KEYWORDS[name]]
-    wired.functions = list({function for name in ours for function in used[name]})
+    wired.plan.sequence = [name for name in used if functions.MIXES[name]]
+    wired.functions = list({function for found in used.values() for function in found})
     others = (module for module in functions.replaceable(model) if module not in wired.functions)
     wired.forwards_before = [(module, vars(module).get("forward")) for module in others]
     wired.kernels_before = (model.kernel_config, model.use_kernels)
     for function in wired.functions:
         functions.take(function, model)
-    model.kernel_config = _kernel_config(model, ours)
+    model.kernel_config = _kernel_config(model, list(used))
     kernelize(model)
     for module, forward in wired.forwards_before:  # `kernels` also sets what it found no kernel for
         functions.set_forward(module, forward)
@@ -256,13 +247,13 @@ def _hold(wired_functions: tuple, attention_id: Optional[str]) -> None:
         ALL_ATTENTION_FUNCTIONS.register(attention_id, _attention_interface())
 
 
-def _kernel_config(model, ours: list):
+def _kernel_config(model, names: list):
     """This bundle's layers beside what the model had; transformers applies the mapping again at each ``train()``."""
     from kernels import LocalLayerRepository
     from transformers import KernelConfig
 
     before, folder = model.kernel_config, integrity.origin().path
-    repositories = {name: LocalLayerRepository(folder, layer_name=name) for name in ours}
+    repositories = {name: LocalLayerRepository(folder, layer_name=name) for name in names}
     mapping = {name: dict.fromkeys(("cpu", "cuda", "rocm"), repository) for name, repository in repositories.items()}
     if model.use_kernels:
         inherit = before is None or (before.inherit_mapping and not before.use_local_kernel)
