@@ -225,9 +225,90 @@ def gated_delta_rule_update(ops, drawn):
     return {name: state if name == "initial_state" else x for name, x in call.items()}
 
 
+def _scan(drawn):
+    random, groups = drawn.random, drawn.random.choice([1, 1, 2, 3])
+    channels = groups * random.choice([0, 1, 7, 16, 17, 33, 260])
+    batch, length, states = random.randrange(0, 4), drawn.length(), random.choice([1, 2, 3, 16, 37])
+    single, rows, wide = torch.float32, (batch, channels, length), (batch, groups, states, length)
+    number = torch.arange(batch * length, dtype=torch.int32).view(batch, length) // random.choice([1, 5, 40, 70])
+    number[torch.rand(number.shape, generator=drawn.generator) < random.choice([0.0, 0.1])] = -1
+    packed = random.random() < 0.5
+    if packed and random.random() < 0.5:  # numbers may repeat, in any order, where no state has to be theirs
+        number, count = drawn.integers(-1, 3, batch, length), None
+    else:
+        count = max(int(number.max()) + 1, 0) + random.randrange(3) if number.numel() and packed else batch
+        count = count if not packed or not _has_repeats(number) else None
+    constant = [random.random() < 0.1 for _ in range(2)]
+
+    def matrix(is_constant):
+        return drawn.numbers(*((channels, states) if is_constant else wide), dtype=single)
+
+    def other():
+        return random.choice([drawn.dtype, single])
+
+    return {
+        "u": drawn.numbers(*rows), "delta": drawn.numbers(*rows, dtype=other()),
+        "A": drawn.numbers(channels, states, dtype=single), "B": matrix(constant[0]), "C": matrix(constant[1]),
+        "D": drawn.maybe(lambda: drawn.numbers(channels, dtype=single), 0.5),
+        "z": drawn.maybe(lambda: drawn.numbers(*rows, dtype=other()), 0.5),
+        "delta_bias": drawn.maybe(lambda: drawn.numbers(channels, dtype=single), 0.5),
+        "seq_idx": number if packed else None,
+        "initial_states": drawn.maybe(lambda: drawn.numbers(count or 0, channels, states, dtype=single), 0.5)
+        if count is not None else None,
+        "delta_softplus": random.random() < 0.5,
+    }, count  # fmt: skip
+
+
+def _has_repeats(number):
+    """Whether some number, negative ones apart, belongs to more than one run of a row, or to two rows."""
+    starts = torch.ones_like(number, dtype=torch.bool)
+    starts[:, 1:] = number[:, 1:] != number[:, :-1]
+    return bool((number[starts & (number >= 0)].unique(return_counts=True)[1] > 1).any())
+
+
+def selective_scan_fwd(ops, drawn):
+    call, count = _scan(drawn)
+    wanted = -1 if count is None or drawn.random.random() < 0.5 else count
+    return call | {"states": wanted, "save_states": drawn.random.random() < 0.5}
+
+
+def selective_scan_bwd(ops, drawn):
+    call, count = _scan(drawn)
+    out, final_states, saved = ops.selective_scan_fwd(*call.values(), -1 if count is None else count, True)
+    dfinal = None if count is None else drawn.maybe(lambda: drawn.numbers(*final_states.shape, dtype=torch.float32))
+    softplus = call.pop("delta_softplus")
+    first = {"dout": drawn.numbers(*out.shape), "dfinal_states": dfinal}
+    return first | call | {"saved": saved, "delta_softplus": softplus}
+
+
+def selective_state_update(ops, drawn):
+    random, groups = drawn.random, drawn.random.randrange(1, 3)
+    batch, states, single = random.randrange(0, 4), random.choice([1, 3, 8, 16, 17, 128]), torch.float32
+    channels = (groups * random.randrange(1, 3), random.choice([0, 1, 7, 65]))
+    channels = channels if random.random() < 0.5 else (random.choice([0, 1, 7, 65, 2000]),)
+    tied = (*channels[:-1], 1) if len(channels) == 2 and random.random() < 0.5 else channels
+    projection = (batch, groups, states) if len(channels) == 2 else (batch, states)
+    rows = batch + random.randrange(3)
+    indices = torch.tensor(random.sample(range(rows), batch), dtype=torch.int32)
+    if batch and random.random() < 0.5:
+        indices[random.randrange(batch)] = -1
+    A = drawn.numbers(*tied, 1 if tied != channels else states, dtype=single).expand(*channels, states)
+    return {
+        "state": torch.randn(rows, *channels, states, generator=drawn.generator).to(drawn.dtype),
+        "x": drawn.numbers(batch, *channels), "dt": drawn.numbers(batch, *tied).expand(-1, *channels), "A": A,
+        "B": drawn.numbers(*projection, dtype=single), "C": drawn.numbers(*projection, dtype=single),
+        "D": drawn.maybe(lambda: drawn.numbers(*channels, dtype=single), 0.5),
+        "z": drawn.maybe(lambda: drawn.numbers(batch, *channels), 0.5),
+        "dt_bias": drawn.maybe(lambda: drawn.numbers(*tied, dtype=single).expand(channels), 0.5),
+        "dt_softplus": random.random() < 0.5,
+        "state_batch_indices": indices if rows > batch or random.random() < 0.5 else None,
+    }  # fmt: skip
+
+
 RAW = (
     attention_fwd, attention_bwd, causal_conv1d_fwd, causal_conv1d_fwd_out, causal_conv1d_bwd, causal_conv1d_update,
     gated_delta_rule_fwd, gated_delta_rule_bwd, gated_delta_rule_recurrent, gated_delta_rule_update,
+    selective_scan_fwd, selective_scan_bwd, selective_state_update,
 )  # fmt: skip
 """Each returns the arguments of the op of its name."""
 

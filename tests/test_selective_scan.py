@@ -187,8 +187,8 @@ def test_last_states_are_as_many_as_the_numbers(padfree, device):
     assert torch.count_nonzero(last_state[1]) == 0
 
 
-@pytest.mark.parametrize("shape", [(0, 8, 5), (2, 8, 0), (0, 8, 0)], ids=str)
-def test_without_any_token(padfree, device, shape):
+@pytest.mark.parametrize("shape", [(0, 8, 5), (2, 8, 0), (0, 8, 0), (2, 0, 5)], ids=str)
+def test_without_any_token_or_channel(padfree, device, shape):
     case = inputs((2, *shape[1:]), device=device)
     check(
         padfree, {n: x if n in ("A", "D", "delta_bias", "delta_softplus") else x[: shape[0]] for n, x in case.items()}

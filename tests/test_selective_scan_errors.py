@@ -118,6 +118,7 @@ STEP_CASES = [
     ({"x": torch.zeros(6)}, ValueError, "x must have shape (batch, dim) or (batch, heads, head_dim), got (6,)"),
     ({"state": torch.zeros(3, 6, 16)}, ValueError, "state must have shape (2, 6, states), got (3, 6, 16)"),
     ({"state": torch.zeros(2, 6)}, ValueError, "state must have shape (2, 6, states), got (2, 6)"),
+    ({"state": torch.zeros(2, 6, 0)}, ValueError, "state must hold at least 1 state, got 0"),
     ({"dt": torch.zeros(2, 1)}, ValueError, "dt must have shape (2, 6), got (2, 1)"),
     ({"A": torch.zeros(6, 15)}, ValueError, "A must have shape (6, 16), got (6, 15)"),
     ({"A": torch.zeros(6, 16, dtype=torch.complex64)}, NotImplementedError, "A must be real, got complex64"),

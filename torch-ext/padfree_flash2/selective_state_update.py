@@ -75,6 +75,8 @@ def _check_update(state, x, dt, A, B, C, D, z, dt_bias, softplus, indices) -> No
         shape = ", ".join(str(size) for size in (rows, *x.shape[1:], "states"))
         raise ValueError(f"{op}: state must have shape ({shape}), got {tuple(state.shape)}")
     states = state.shape[-1]
+    if states == 0:
+        raise ValueError(f"{op}: state must hold at least 1 state, got 0")
     checks.require_real(op, A=A, B=B, C=C)
     checks.require_shape(op, "dt", dt, x, "x", x.shape)
     checks.require_shape(op, "A", A, x, "x", (*x.shape[1:], states))

@@ -66,6 +66,8 @@ Plan plan_of(std::vector<Sequence> sequences, int64_t tokens, int64_t channels, 
   for (const Sequence& s : plan.sequences) used += s.end - s.begin;
   plan.padding = used != tokens;
 
+  if (channels == 0) return plan;  // no task
+
   const int64_t group_channels = channels / groups;
   const int64_t group_lane_groups = div_up(group_channels, kLanes);
   plan.lane_groups = groups * group_lane_groups;

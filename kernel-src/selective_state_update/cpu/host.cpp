@@ -99,6 +99,7 @@ Tensor update_selective_state(Tensor state, Tensor x, Tensor dt, Tensor A, Tenso
   state_shape.push_back(states);
   A_shape.push_back(states);
   check_shape("state", state, state_shape);
+  check(states >= 1, kOp, ": state must hold at least 1 state, got 0");
   check(states <= 1 || state.stride(x.dim()) == 1, kOp,
         ": state must have stride 1 in its last dimension, got ", state.stride(x.dim()));
   check_shape("dt", dt, shape);
