@@ -146,51 +146,17 @@ def training(name, lengths):
     return build
 
 
-def boundary_check(name):
-    """What ``enable`` looks at in each batch, against the whole step: the ratio is how many checks a step is worth."""
-
-    def build(kernel):
-        ours, _ = pair(name)
-        kernel.enable(ours)
-        packed, _ = batches(LENGTHS["uneven"])
-        step, nothing = stepper(ours, packed), torch.zeros(1)
-        step()  # the hooks then find what a step leaves behind
-
-        def check():
-            for module in (ours, ours.base_model):
-                for hook in module._forward_pre_hooks.values():
-                    hook(module, (), packed)
-            for module in (ours.base_model, ours):
-                for hook in module._forward_hooks.values():
-                    hook(module, (), None)
-            return nothing
-
-        def whole():
-            step()
-            return nothing
-
-        return {"candidate": check, "baselines": {"the step": whole}, "flops": 0, "bytes": 0}
-
-    return build
-
-
-CASES = {
-    **{f"{name}, {batch}": training(name, lengths) for name in MODELS for batch, lengths in LENGTHS.items()},
-    "boundary check, Qwen3-Next": boundary_check("Qwen3-Next"),
-}
+CASES = {f"{name}, {batch}": training(name, lengths) for name in MODELS for batch, lengths in LENGTHS.items()}
 
 GOALS = [  # what the work is held to; tools/bundle/bench_report.py says what the keys mean
-    *(
-        {
-            "work": f"training step, {name}-shaped, {filling(lengths):g} padded tokens for one",
-            "cases": f"{name}, {batch}",
-            "floor": 4,
-            "goal": 8,
-        }
-        for name in MODELS
-        for batch, lengths in LENGTHS.items()
-    ),
-    {"work": "boundary checks in a step (100: one is 1 %)", "cases": "boundary check, Qwen3-Next", "floor": 100},
+    {
+        "work": f"training step, {name}-shaped, {filling(lengths):g} padded tokens for one",
+        "cases": f"{name}, {batch}",
+        "floor": 4,
+        "goal": 8,
+    }
+    for name in MODELS
+    for batch, lengths in LENGTHS.items()
 ]
 
 
