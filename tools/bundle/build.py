@@ -69,10 +69,8 @@ def run(args: argparse.Namespace) -> int:
     for flag in ("sanitize", "emulate_cuda"):
         if getattr(args, flag) and args.builder != "cmake":
             raise UsageError(f"--{flag.replace('_', '-')} must come with --builder cmake, got {args.builder}")
-    if args.emulate_cuda:
-        args.out, args.scratch = emulated_cuda_places(args)
-    if args.sanitize:
-        args.out, args.scratch = sanitized_places(args)
+    if args.sanitize or args.emulate_cuda:
+        args.out, args.scratch = local_places(args, sanitize=args.sanitize, emulate_cuda=args.emulate_cuda)
     out, scratch = options.places(args)
     for name in matrix.select(build, args.only):
         if args.builder == "nix":
@@ -92,16 +90,11 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def sanitized_places(args: argparse.Namespace) -> tuple[Path, Path]:
-    """``--out`` and ``--scratch`` of sanitized builds: places of their own, so that none is taken for a real one."""
+def local_places(args: argparse.Namespace, *, sanitize: bool = False, emulate_cuda: bool = False) -> tuple[Path, Path]:
+    """``--out`` and ``--scratch`` of builds for tests alone: their own, so that none is taken for a real one."""
     _, scratch = options.places(args)
-    return args.out or scratch / "build-asan", scratch / "asan"
-
-
-def emulated_cuda_places(args: argparse.Namespace) -> tuple[Path, Path]:
-    """``--out`` and ``--scratch`` of emulated builds."""
-    _, scratch = options.places(args)
-    return args.out or scratch / "build-emulated-cuda", scratch / "emulated-cuda"
+    kind = "-".join(("asan",) * sanitize + ("emulated-cuda",) * emulate_cuda)
+    return args.out or scratch / f"build-{kind}", scratch / kind
 
 
 def build_variant(

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Build, then call on each path; prints what each part cost."""
     args.only = args.only or [testing.CPU_VARIANTS]
-    out, scratch = build.sanitized_places(args)
+    out, scratch = build.local_places(args, sanitize=True)
     configuration = buildfile.read(args.root)
     if not args.no_build:
         for name in matrix.select(configuration, args.only):

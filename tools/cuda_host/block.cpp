@@ -18,6 +18,14 @@ namespace {
 constexpr int kPoison = 0xff;
 constexpr size_t kSharedBytes = 228 << 10;
 
+// With the address sanitizer in the hooks' place, what plain stores write is not known here, so nothing is
+// judged.
+#if defined(__SANITIZE_ADDRESS__)
+constexpr bool kHooked = false;
+#else
+constexpr bool kHooked = true;
+#endif
+
 Block* running = nullptr;
 
 Fiber& fiber(int thread) {
@@ -269,7 +277,7 @@ Accessor Block::accessor() const {
 }
 
 void Block::access(Access kind, uintptr_t address, size_t bytes) {
-  if (fiber(running_).owns(address)) return;
+  if (!kHooked || fiber(running_).owns(address)) return;
   const auto shared = reinterpret_cast<uintptr_t>(shared_);
   const auto params = reinterpret_cast<uintptr_t>(launch_.params);
   const char* verb = kind == Access::kRead ? "reads " : kind == Access::kWrite ? "writes " : "updates ";
@@ -311,7 +319,7 @@ void Block::copy_wait(size_t groups_under_way) {
   Thread& thread = threads_[running_];
   while (thread.copies.size() > groups_under_way) {
     land(thread.copies.front());
-    thread.copies.pop_front();
+    thread.copies.erase(thread.copies.begin());
   }
 }
 

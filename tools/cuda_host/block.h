@@ -7,8 +7,6 @@
 
 #include <array>
 #include <cstdint>
-#include <deque>
-#include <functional>
 #include <memory>
 #include <random>
 #include <source_location>
@@ -97,7 +95,7 @@ class Block {
     Clock clock;
     const Site* site = nullptr;  // where it waits
     uint32_t mask = 0;
-    std::deque<std::vector<Copy>> copies = {};  // committed groups, the oldest first
+    std::vector<std::vector<Copy>> copies = {};  // committed groups, the oldest first
     std::vector<Copy> uncommitted = {};
   };
   // What a thread that has come to a barrier tells the others: its clock then.
@@ -125,7 +123,6 @@ class Block {
   Arrival arrive();
   void wake(std::span<const int> threads, std::span<const Arrival> after);
   void land(std::vector<Copy>& copies);
-  void landing(const Accessor& by, const Copy& copy);
   [[noreturn]] void stuck();
   std::string place() const;
   Accessor accessor() const;

@@ -82,6 +82,6 @@ def test_a_compiler_without_sanitizers_is_named(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_sanitized_builds_lie_apart(tmp_path: Path) -> None:
-    places = build.sanitized_places(arguments("--root", str(tmp_path)))
+    places = build.local_places(arguments("--root", str(tmp_path)), sanitize=True)
     assert places == (tmp_path / ".bundle" / "build-asan", tmp_path / ".bundle" / "asan")
     assert not set(places) & set(options.places(arguments("--root", str(tmp_path))))

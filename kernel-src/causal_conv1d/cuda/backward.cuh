@@ -4,12 +4,10 @@
 //   dweight[k] = sum_l dpre[l] z[l - (W - 1) + k]    dbias = sum_l dpre[l]
 //
 //   rows   (channel-last)  a thread walks its run of times and W - 1 more, with the last W - 1 of z and W of
-//   dpre in
-//                          registers. Its sums stay in registers too; the warps of a block, which own runs
-//                          behind one another, add theirs in shared memory.
+//                          dpre in registers. Its sums stay in registers too; the warps of a block, which own
+//                          runs behind one another, add theirs in shared memory.
 //   lines  (channel-first) a warp's last lanes only look ahead: they compute the dpre that those before them
-//   need, and own
-//                          no time. Lanes add their sums by shuffles at the end of the run.
+//                          need, and own no time. Lanes add their sums by shuffles at the end of the run.
 //
 // Each block or warp writes its sums to a place of its own and reduce.cuh adds those, in an order that
 // depends on the shape alone: no atomics, the same bits in each run.

@@ -1,12 +1,10 @@
 // The forward of causal_conv1d: out = act(bias + sum of W taps), for both layouts.
 //
 //   rows   (channel-last)  a thread owns 16 bytes of channels and walks a run of times. The W - 1 times
-//   before the
-//                          next are in registers, so each row of x is read once, plus W - 1 a run.
+//                          before the next are in registers, so a row of x is read once, plus W - 1 a run.
 //   lines  (channel-first) a warp owns kChannels channels and walks a run of times, 32 times 16 bytes a step;
-//   a lane
-//                          gets the W - 1 times before its own from the lanes below. What depends on seq_idx
-//                          alone is worked out once a step and serves all its channels.
+//                          a lane gets the W - 1 times before its own from the lanes below. What depends on
+//                          seq_idx alone is worked out once a step and serves all its channels.
 //
 // kAhead rows, or kChannels lines, are under way from memory before the first is used: a GPU's memory answers
 // after some 800 ns, so an H200 needs about 30 KB on the way to each multiprocessor to be kept busy. Nothing

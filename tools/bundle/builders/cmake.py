@@ -221,6 +221,7 @@ def _emulated_cuda(job: Job) -> str:
         include=str(job.source / "kernel-src"),
         sources=" ".join(_quote(path) for path in sorted(host.glob("*.cpp"))),
         kernels=" ".join(_quote(job.source / path) for path in kernels),
+        optimise="-O1" if job.sanitize else "-O2",
         # the address sanitizer checks accesses itself, and the two exclude each other
         hooks="" if job.sanitize else ";-fsanitize=thread;--param=tsan-instrument-func-entry-exit=0",
     )

@@ -44,22 +44,30 @@ FAULTS = {
 """Words of what the emulator says of each planted fault."""
 
 
+def program(place: Path, flags: tuple[str, ...], hooks: tuple[str, ...]) -> Path:
+    """The program of planted.cu, linked with the emulator; ``hooks``: how its accesses are observed."""
+    compiler = [*(("ccache",) if shutil.which("ccache") else ()), os.environ.get("CXX", "g++")]
+    kernel = (*hooks, "-x", "c++", "-include", str(HOST / "cuda_host.h"))
+    sources = [(path, ()) for path in sorted(HOST.glob("*.cpp"))]
+    objects = []
+    for source, own in [*sources, (Path(__file__).parent / "planted.cu", kernel)]:
+        objects.append(place / f"{source.stem}.o")
+        command = [*compiler, *FLAGS, *flags, *own, "-c", str(source), "-o", str(objects[-1])]
+        subprocess.run(command, check=True)
+    subprocess.run([compiler[-1], *flags, *map(str, objects), "-o", str(place / "planted")], check=True)
+    return place / "planted"
+
+
 @pytest.fixture(scope="session")
 def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The program of planted.cu, linked with the emulator."""
-    place = tmp_path_factory.mktemp("planted")
-    compiler = [*(("ccache",) if shutil.which("ccache") else ()), os.environ.get("CXX", "g++")]
-    kernel = ("-fsanitize=thread", "-x", "c++", "-include", str(HOST / "cuda_host.h"))
-    objects = []
-    for source, flags in [
-        *((path, ()) for path in sorted(HOST.glob("*.cpp"))),
-        (Path(__file__).parent / "planted.cu", kernel),
-    ]:
-        objects.append(place / f"{source.stem}.o")
-        command = [*compiler, *FLAGS, *flags, "-c", str(source), "-o", str(objects[-1])]
-        subprocess.run(command, check=True)
-    subprocess.run([*compiler[-1:], *map(str, objects), "-o", str(place / "planted")], check=True)
-    return place / "planted"
+    """With the emulator's hooks."""
+    return program(tmp_path_factory.mktemp("planted"), (), ("-fsanitize=thread",))
+
+
+@pytest.fixture(scope="session")
+def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With the address sanitizer in their place."""
+    return program(tmp_path_factory.mktemp("sanitized"), ("-fsanitize=address",), ())
 
 
 def said(planted: Path, *words: str, seed: str = "0") -> str:
@@ -81,6 +89,11 @@ def test_planted_faults_are_found(planted: Path, name: str, seed: str) -> None:
     text = said(planted, name, seed=seed)
     assert text.startswith("fault: planted")
     assert FAULTS[name] in text
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_kernels_are_right_under_the_address_sanitizer(sanitized: Path, name: str) -> None:
+    assert said(sanitized, name) == "right"
 
 
 def test_every_case_is_judged(planted: Path) -> None:
