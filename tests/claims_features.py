@@ -20,6 +20,8 @@ SCAN = "test_selective_scan.py::test_"
 INNER = "test_mamba_inner.py::test_"
 STEP = "test_selective_state_update.py::test_"
 DELTA_COMPILE = "test_gated_delta_rule_compile.py::test_"
+SSD = "test_state_space.py::test_"
+SPLIT = "test_state_space_split.py::test_"
 
 GATE = "use_gate_in_kernel A_log dt_bias lower_bound use_beta_sigmoid_in_kernel allow_neg_eigval"
 ALL_DTYPES = "float32, bfloat16, float16"
@@ -322,6 +324,65 @@ FEATURES = (
             shown("softplus, skip and gate", f"{STEP}optional_arguments", arguments="D z dt_bias dt_softplus"),
         ),
     ),
+    Feature(
+        functions=("mamba_chunk_scan_combined",),
+        title="`mamba_chunk_scan_combined` (Mamba 2, SSD)",
+        op="state_space",
+        dtypes=shown(f"{ALL_DTYPES}; float32 state", f"{SSD}groups_of_heads", f"{SSD}steps_and_states_of_other_dtypes"),
+        forward=shown(
+            "yes", f"{SSD}every_chunk_edge", f"{SSD}chunk_size_changes_nothing", arguments="x dt A B C chunk_size"
+        ),
+        backward=shown("yes", f"{SSD}every_chunk_edge", "test_state_space_compile.py::test_opcheck_backward"),
+        options=(
+            shown(
+                "`seq_idx` or `cu_seqlens`",
+                f"{SSD}seq_idx",
+                f"{SSD}packed_with_empty_sequences_and_slack",
+                f"{SSD}a_packed_sequence_has_the_bits_of_the_call_alone",
+                f"{SSD}seq_idx_and_cu_seqlens_say_the_same",
+                arguments="seq_idx cu_seqlens",
+            ),
+            shown(
+                "initial and final states, of rows or of sequences",
+                f"{SSD}optional_arguments",
+                f"{SSD}states_of_rows_and_of_sequences",
+                arguments="initial_states return_final_states return_varlen_states",
+            ),
+            shown("any length", f"{SSD}every_chunk_edge"),
+            shown("head and state dims up to 256", f"{SSD}widths", f"{SSD}wide"),
+            shown("groups", f"{SSD}groups_of_heads"),
+            shown("D, a number a head or a channel, and the gate z", f"{SSD}optional_arguments", arguments="D z"),
+            shown(
+                "softplus, bias and limits of dt",
+                f"{SSD}limits_of_dt",
+                f"{SSD}without_softplus",
+                arguments="dt_bias dt_softplus dt_limit",
+            ),
+        ),
+    ),
+    Feature(
+        functions=("mamba_split_conv1d_scan_combined",),
+        op="state_space",
+        dtypes=shown("the same", f"{SPLIT}low_precision"),
+        forward=shown(
+            "yes",
+            f"{SPLIT}against_float64",
+            arguments="zxbcdt conv1d_weight conv1d_bias dt_bias A D chunk_size headdim ngroups activation",
+        ),
+        backward=shown("yes, by its parts", f"{SPLIT}against_float64"),
+        options=(
+            shown("`seq_idx`", f"{SPLIT}packed_rows_equal_calls_alone", arguments="seq_idx"),
+            shown(
+                "initial and final states", f"{SPLIT}against_float64", arguments="initial_states return_final_states"
+            ),
+            shown("limits of dt", f"{SPLIT}against_float64", arguments="dt_limit"),
+            shown(
+                "norm of groups of channels, before or after the gate, and projection",
+                f"{SPLIT}against_float64",
+                arguments="rmsnorm_weight rmsnorm_eps norm_before_gate outproj_weight outproj_bias",
+            ),
+        ),
+    ),
 )
 
 WAYS = (
@@ -348,7 +409,7 @@ WAYS = (
 )
 """The table of ways in, each row ``way | what it does``; ``arguments``: the public names it is about."""
 
-NOT_SHOWN = ("mamba_chunk_scan_combined", "mamba_split_conv1d_scan_combined")
+NOT_SHOWN = ()
 """Public functions that have no row yet: the table says so below."""
 
 PLAIN = ("isa", "layers", "verify")

@@ -305,10 +305,45 @@ def selective_state_update(ops, drawn):
     }  # fmt: skip
 
 
+def _state_space(drawn):
+    random, form = drawn.random, drawn.random.choice(["dense", "cu_seqlens", "seq_idx"])
+    count, groups = random.randrange(1, 4), random.randrange(1, 3)
+    heads, dim, state = groups * random.randrange(1, 12), min(drawn.dim(), 256), min(drawn.dim(), 256)
+    lengths = [drawn.length() for _ in range(count)] if form == "cu_seqlens" else [drawn.length()] * count
+    over = (1, sum(lengths) + random.choice([0, 3])) if form == "cu_seqlens" else (count, lengths[0])
+    single, low = torch.float32, random.choice([0.0, 0.1])
+    runs = (torch.rand(over, generator=drawn.generator) < 0.05).cumsum(1) % 4 - 1
+    return {
+        "x": drawn.numbers(*over, heads, dim), "dt": drawn.numbers(*over, heads, dtype=single),
+        "A": drawn.numbers(heads, dtype=single), "B": drawn.numbers(*over, groups, state),
+        "C": drawn.numbers(*over, groups, state),
+        "D": drawn.maybe(lambda: drawn.numbers(*random.choice([(heads,), (heads, dim)]), dtype=single), 0.7),
+        "z": drawn.maybe(lambda: drawn.numbers(*over, heads, dim)),
+        "dt_bias": drawn.maybe(lambda: drawn.numbers(heads, dtype=single), 0.5),
+        "initial_states": drawn.maybe(lambda: drawn.numbers(count, heads, dim, state, dtype=single), 0.5),
+        "seq_idx": runs.int() if form == "seq_idx" else None,
+        "cu_seqlens": cu_seqlens(lengths) if form == "cu_seqlens" else None,
+        "dt_softplus": random.random() < 0.7, "dt_min": low, "dt_max": random.choice([low, 1.0, float("inf")]),
+    }  # fmt: skip
+
+
+def state_space_fwd(ops, drawn):
+    chosen = {"output_final_states": drawn.random.random() < 0.5, "save_states": drawn.random.random() < 0.5}
+    return _state_space(drawn) | chosen
+
+
+def state_space_bwd(ops, drawn):
+    call = _state_space(drawn)
+    out, final_states, states = ops.state_space_fwd(*call.values(), True, True)
+    first = {"dout": drawn.numbers(*out.shape), "dfinal_states": drawn.maybe(lambda: torch.randn(final_states.shape))}
+    options = {name: call.pop(name) for name in ("dt_softplus", "dt_min", "dt_max")}
+    return first | call | {"states": states} | options
+
+
 RAW = (
     attention_fwd, attention_bwd, causal_conv1d_fwd, causal_conv1d_fwd_out, causal_conv1d_bwd, causal_conv1d_update,
     gated_delta_rule_fwd, gated_delta_rule_bwd, gated_delta_rule_recurrent, gated_delta_rule_update,
-    selective_scan_fwd, selective_scan_bwd, selective_state_update,
+    selective_scan_fwd, selective_scan_bwd, selective_state_update, state_space_fwd, state_space_bwd,
 )  # fmt: skip
 """Each returns the arguments of the op of its name."""
 
@@ -336,4 +371,9 @@ def public(padfree, name, call):
         call["scale"] = call["scale"] or None  # 0 is refused there
         del call["save_states"]
         return padfree.chunk_gated_delta_rule, call
+    if name == "state_space_fwd":
+        call["dt_limit"] = (call.pop("dt_min"), call.pop("dt_max"))
+        call["return_final_states"] = call.pop("output_final_states")
+        del call["save_states"]
+        return padfree.mamba_chunk_scan_combined, call | {"chunk_size": 64}
     return None

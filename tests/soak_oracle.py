@@ -3,6 +3,7 @@
 import attention_case
 import delta_case
 import reference
+import state_space_case
 import torch
 from cases import LAYOUTS
 from tolerance import assert_close
@@ -66,4 +67,16 @@ def gated_delta_rule(padfree, drawn):
     delta_case.check(padfree, case)
 
 
-CALLS = (attention, attention, causal_conv1d, gated_delta_rule)
+def state_space(padfree, drawn):
+    random = drawn.random
+    packed, groups = random.random() < 0.5, random.randrange(1, 3)
+    lengths = [random.choice([1, 2, 17, 65, random.randrange(1, 90)]) for _ in range(random.randrange(1, 3))]
+    case = state_space_case.inputs(
+        lengths if packed else [lengths[0]] * len(lengths), (groups * random.randrange(1, 4), groups),
+        (random.randrange(1, 50), random.randrange(1, 50)), drawn.dtype, packed=packed, state=random.random() < 0.5,
+        gate=random.random() < 0.5, skip=random.choice([None, "head", "channel"]), seed=random.randrange(10**6),
+    )  # fmt: skip
+    state_space_case.check(padfree, case)
+
+
+CALLS = (attention, attention, causal_conv1d, gated_delta_rule, state_space)

@@ -231,7 +231,7 @@ def _(
     batch, rows, heads, head_dim = x.shape
     later_chunks = batch * (torch.sym_max(rows - 1, 0) // _SCAN_CHUNK) if save_states else 0
     width = (head_dim + _SCAN_STATE_PAD - 1) // _SCAN_STATE_PAD * _SCAN_STATE_PAD
-    states = dt.new_empty((later_chunks, heads, B.shape[3], width))
+    states = dt.new_empty((later_chunks * heads * B.shape[3] * width,))
     return x.new_empty(x.shape), _scan_states(x, dt, B, cu_seqlens, output_final_states), states
 
 

@@ -214,6 +214,8 @@ def _check_inputs(
         raise ValueError(f"{op}: B must have the batch and rows of x {tuple(x.shape[:2])}, got {tuple(B.shape[:2])}")
     if C.shape != B.shape:
         raise ValueError(f"{op}: C must have the shape of B {tuple(B.shape)}, got {tuple(C.shape)}")
+    if x.shape[2] == 0:
+        raise ValueError(f"{op}: heads of x must be at least 1, got 0")
     if B.shape[2] == 0 or x.shape[2] % B.shape[2] != 0:
         raise ValueError(f"{op}: groups of B must divide heads of x ({x.shape[2]}), got {B.shape[2]}")
     for what, size, most in (("headdim of x", x.shape[3], MAX_HEAD_DIM), ("dstate of B", B.shape[3], MAX_STATE_DIM)):

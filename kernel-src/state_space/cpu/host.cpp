@@ -10,6 +10,7 @@
 
 #include "common/checks.h"
 #include "common/cpu/kernel_table.h"
+#include "common/cpu/memory.h"
 #include "common/cpu/parallel.h"
 #include "state_space/cpu/kernels.h"
 #include "state_space/cpu/plan.h"
@@ -99,6 +100,7 @@ void check_inputs(Inputs& in) {
   check_dim(kOp, "B", in.B, 4);
   check_same_dtype(kOp, "B", in.B, in.x);
   check_same_dtype(kOp, "C", in.C, in.x);
+  check(in.heads() >= 1, kOp, ": heads of x must be at least 1, got 0");
   check(in.groups() >= 1 && in.heads() % in.groups() == 0, kOp, ": groups of B must divide heads of x (",
         in.heads(), "), got ", in.groups());
   check_width("head_dim of x", in.head_dim(), kMaxHeadDim);
@@ -183,10 +185,12 @@ std::vector<Sequence> sequences_of(const Inputs& in, bool final_states) {
   return sequences;
 }
 
-// A new tensor; where `filled` says that no kernel writes all of it, of zeros.
-Tensor new_tensor(const Tensor& like, const std::vector<int64_t>& shape, bool filled,
-                  std::optional<ScalarType> dtype = std::nullopt) {
-  return filled ? torch::stable::new_empty(like, shape, dtype) : torch::stable::new_zeros(like, shape, dtype);
+// A new tensor; of zeros unless kernels write all of it.
+Tensor new_tensor(const Tensor& like, const std::vector<int64_t>& shape, bool written) {
+  if (!written) return torch::stable::new_zeros(like, shape);
+  Tensor tensor = torch::stable::new_empty(like, shape);
+  prefer_huge_pages(tensor.data_ptr(), tensor.numel() * static_cast<int64_t>(tensor.element_size()));
+  return tensor;
 }
 
 // Whether every row belongs to a sequence; rows that do not hold 0 in whatever has rows.
@@ -196,18 +200,27 @@ bool covers_all(const Inputs& in, const std::vector<Sequence>& sequences) {
   return covered == in.batch() * in.rows();
 }
 
-std::vector<int64_t> saved_shape(const Inputs& in) {
-  const int64_t width = (in.head_dim() + kStatePad - 1) / kStatePad * kStatePad;
-  return {states_bound(in.batch(), in.rows()), in.heads(), in.state_dim(), width};
+// Floats of one head's state as the kernel saves it.
+int64_t saved_stride(const Inputs& in) {
+  return in.state_dim() * ((in.head_dim() + kStatePad - 1) / kStatePad * kStatePad);
 }
 
-// The states before each later chunk, as the kernel saves them: panels of `panel` columns.
-Tensor new_saved_states(const Inputs& in, const std::vector<Sequence>& sequences,
-                        const std::vector<int64_t>& shape, int64_t panel) {
-  int64_t states = 0;
-  for (const Sequence& s : sequences) states += std::max<int64_t>(0, (s.length - 1) / kChunk);
-  const bool filled = states == shape[0] && (in.head_dim() + panel - 1) / panel * panel == shape[3];
-  return new_tensor(in.dt, shape, filled);
+// Floats of all states before later chunks. They are one dimension: a number of chunks of its own would be
+// compiled anew where it is 1.
+int64_t saved_floats(const Inputs& in) {
+  return states_bound(in.batch(), in.rows()) * in.heads() * saved_stride(in);
+}
+
+// Room for them. What no kernel writes holds 0: states that this packing does not need, and padding of heads
+// whose panels of `panel` columns do not fill it.
+Tensor new_saved_states(const Inputs& in, const std::vector<Sequence>& sequences, int64_t panel) {
+  const int64_t floats = saved_floats(in), used_width = (in.head_dim() + panel - 1) / panel * panel;
+  Tensor states = new_tensor(in.dt, {floats}, used_width * in.state_dim() == saved_stride(in));
+  int64_t used = 0;
+  for (const Sequence& s : sequences) used += std::max<int64_t>(0, (s.length - 1) / kChunk);
+  used *= in.heads() * saved_stride(in);
+  std::fill(data_of(states) + used, data_of(states) + floats, 0.0f);
+  return states;
 }
 
 // Runs `kernel` on every task, with a workspace for each worker.
@@ -235,17 +248,17 @@ std::tuple<Tensor, Tensor, Tensor> forward_op(Inputs in, bool output_final_state
   check_inputs(in);
   const std::vector<Sequence> sequences = sequences_of(in, output_final_states);
   Params params = params_of(in);
-  std::vector<int64_t> final_shape = in.state_shape(), states_shape = saved_shape(in);
+  std::vector<int64_t> final_shape = in.state_shape();
   if (!output_final_states) final_shape[0] = 0;
-  if (!save_states) states_shape[0] = 0;
   const Kernels& kernels = current_kernels();
   Tensor out = new_tensor(in.x, shape_of(in.x), covers_all(in, sequences));
   Tensor final_states = torch::stable::new_empty(in.dt, final_shape);
-  Tensor states = new_saved_states(in, sequences, states_shape, kernels.panel);
+  Tensor states = save_states ? new_saved_states(in, sequences, kernels.panel)
+                              : torch::stable::new_empty(in.dt, {int64_t{0}});
   params.out = view_of(out);
   if (output_final_states) params.final_states = data_of(final_states);
   if (save_states) params.states = data_of(states);
-  params.state_stride = states_shape[2] * states_shape[3];
+  params.state_stride = saved_stride(in);
   params.sequences = sequences.data();
   run(params, forward_tasks(params, sequences, num_threads()), in.dt, kernels.forward_workspace,
       kernels.forward);
@@ -282,7 +295,7 @@ Gradients backward_op(Tensor dout, std::optional<Tensor> dfinal_states, Inputs i
   check_inputs(in);
   check_shape("dout", dout, shape_of(in.x));
   check_same_dtype(kOp, "dout", dout, in.x);
-  check_float32("states", states, saved_shape(in));
+  check_float32("states", states, {saved_floats(in)});
   states = torch::stable::contiguous(states);
   dout = unit_last_stride(dout);
   take_float32("dfinal_states", dfinal_states, in.state_shape());
@@ -315,7 +328,7 @@ Gradients backward_op(Tensor dout, std::optional<Tensor> dfinal_states, Inputs i
   if (dfinal_states.has_value()) params.dfinal_states = data_of(*dfinal_states);
   if (in.initial_states.has_value()) params.dinitial_states = data_of(dinitial_states);
   params.states = data_of(states);
-  params.state_stride = states.size(2) * states.size(3);
+  params.state_stride = saved_stride(in);
   params.dout = view_of(dout);
   params.dx = view_of(dx);
   if (in.z.has_value()) params.dz = view_of(dz);
