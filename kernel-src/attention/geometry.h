@@ -41,5 +41,11 @@ inline KeyRange visible_blocks(const Params& p, const Sequence& s, int64_t begin
   return {seen.begin / p.block_k, (seen.end + p.block_k - 1) / p.block_k};
 }
 
+// What a chunk of a streamed sequence leaves behind for the virtual rows of one head: their sums, `ld_out`
+// floats each, their maxima and the sums of their weights; whole cache lines.
+inline int64_t partial_floats(int64_t rows, int64_t ld_out) {
+  return (rows * (ld_out + 2) + 15) / 16 * 16;
+}
+
 }  // namespace
 }  // namespace padfree::attention

@@ -102,11 +102,13 @@ StreamPlan stream_plan(const Params& params, std::vector<Sequence>& sequences, i
     if (!is_streamed(params, s)) continue;
     const int64_t of_head = div_up(s.seqlen_k, kStreamKeys);
     s.first_partial = plan.floats;
-    plan.floats += of_head * params.heads_kv * s.seqlen_q * params.group * (ld_out + 2);
+    plan.floats += of_head * params.heads_kv * partial_floats(s.seqlen_q * params.group, ld_out);
     chunks += of_head;
   }
-  // All heads of a tile together where they lie together, unless that leaves threads idle.
-  int64_t heads = params.k.head_stride < params.k.row_stride ? params.heads_kv : 1;
+  // All heads of a key together where they lie together, unless that leaves threads idle, or a mask tells
+  // heads apart.
+  const bool interleaved = params.k.head_stride < params.k.row_stride;
+  int64_t heads = interleaved && params.mask.kind == MaskKind::kNone ? params.heads_kv : 1;
   while (heads > 1 && chunks * div_up(params.heads_kv, heads) < threads * kTasksPerThread)
     heads = div_up(heads, 2);
   for (size_t i = 0; i < sequences.size(); ++i) {

@@ -28,11 +28,18 @@ inline void query_rows(const Params& p, const View& view, const Sequence& s, int
 // Pointers to key rows [begin, begin + n) of a k-shaped tensor.
 inline void key_rows(const Params& p, const View& view, const Sequence& s, int kv_head, int64_t begin, int n,
                      void** rows) {
+  const int64_t first = s.key_begin + begin;
+  if (s.pages == nullptr) {
+    for (int i = 0; i < n; ++i) rows[i] = address(p.dtype, view, s.key_batch, first + i, kv_head);
+    return;
+  }
+  int64_t page = first / p.page_size, slot = first % p.page_size;
   for (int i = 0; i < n; ++i) {
-    const int64_t key = s.key_begin + begin + i;
-    rows[i] = s.pages == nullptr
-                  ? address(p.dtype, view, s.key_batch, key, kv_head)
-                  : address(p.dtype, view, s.pages[key / p.page_size], key % p.page_size, kv_head);
+    rows[i] = address(p.dtype, view, s.pages[page], slot, kv_head);
+    if (++slot == p.page_size) {
+      slot = 0;
+      ++page;
+    }
   }
 }
 

@@ -1,14 +1,17 @@
 // Attention forward for few query rows over many keys (decoding): memory decides, so K and V are read once,
-// in place, and nothing is packed.
+// in place, in the order in which they lie there, and nothing is packed.
 //
-// The keys of a sequence are cut into chunks of kStreamKeys, each a task that leaves its maximum, sum and
-// weighted values in `partials`; stream_finish merges the chunks of one sequence and head in rising order.
-// The cut depends on the number of keys alone, so bits do not depend on threads. A task may hold several
-// key/value heads: where they are interleaved in memory (batch, row, head, dim), taking a tile of every head
-// in turn reads whole DRAM pages.
+// The keys of a sequence are cut into chunks of kStreamKeys keys, each a task that leaves its maximum, sum
+// and weighted values in `partials`; stream_finish merges the chunks of one sequence and head in rising
+// order. The cut depends on the number of keys alone, so bits do not depend on threads. Where heads are
+// interleaved in memory (batch, row, head, dim), a task holds several of them and takes all heads of a key
+// before the next key: to walk the rows head by head costs half the bandwidth.
 //
-// Eight accumulators fill a vector: kRows query rows times kLanes / kRows keys, summed across lanes by one
-// transpose.
+// Scores: kLanes sums at a time, of kRows query rows and kLanes / kRows pairs of a key and a head, each a
+// vector of partial sums; one transpose sums them across lanes. Values: a few keys at a time, so that sums
+// are loaded and stored once for all of them. Meanwhile the rows kStreamAhead keys on are asked for, in the
+// order of memory too: the arithmetic of 16-bit keys takes as long as their reading, and the processor
+// overlaps them no other way.
 #pragma once
 
 #include "attention/cpu/forward.h"
@@ -17,6 +20,9 @@ namespace padfree::attention {
 namespace {
 
 constexpr int kStreamTile = 64;  // keys of a tile
+constexpr int kStreamAhead = 4;  // rows between what is computed and what is asked for
+// Rows too long for that are left to the hardware, which follows them: they would push each other out of L1.
+constexpr int64_t kMostAhead = 16 << 10;  // bytes
 
 struct StreamSpace {
   float *q, *scores, *rescale;
@@ -29,19 +35,19 @@ inline StreamSpace stream_space(const Params& p, Arena& arena) {
   w.ld_out = round_up(p.head_dim_v, kPanel);
   w.ld_scores = kStreamTile + kPanel;
   w.q = arena.take(static_cast<int64_t>(p.heads_kv) * kStreamRows * w.ld_q);
-  w.scores = arena.take(kStreamRows * w.ld_scores);
+  w.scores = arena.take(static_cast<int64_t>(p.heads_kv) * kStreamRows * w.ld_scores);
   w.rescale = arena.take(kStreamRows);
   return w;
 }
 
-// What one chunk of keys leaves behind for the rows of one key/value head.
+// What one chunk of keys leaves behind for the rows of one key/value head. The heads of a chunk lie together.
 struct Partial {
   float *out, *max, *sum;
 };
 
 inline Partial partial_of(const Params& p, const Sequence& s, int kv_head, int64_t chunk, int ld_out) {
-  const int64_t rows = s.seqlen_q * p.group, chunks = (s.seqlen_k + kStreamKeys - 1) / kStreamKeys;
-  float* base = p.partials + s.first_partial + (kv_head * chunks + chunk) * rows * (ld_out + 2);
+  const int64_t rows = s.seqlen_q * p.group;
+  float* base = p.partials + s.first_partial + (chunk * p.heads_kv + kv_head) * partial_floats(rows, ld_out);
   return {base, base + rows * ld_out, base + rows * (ld_out + 1)};
 }
 
@@ -55,65 +61,111 @@ inline Vec sum_of(const Vec (&x)[Vec::kLanes]) {
   }
 }
 
-// scores[r][j] = q[r] . rows[j] for kRows query rows and keys [begin, end); may write up to kLanes columns
-// more.
-template <typename T, int kRows>
-[[gnu::noinline]] void stream_scores_of(const void* const* rows, const void* const* ahead, int begin, int end,
-                                        int dim, const float* q, int ld_q, float* scores, int ld_scores) {
-  constexpr int kKeys = Vec::kLanes / kRows;
-  for (int j = begin; j < end; j += kKeys) {
-    Vec sums[Vec::kLanes];
-    const T* key[kKeys];
-    for (int k = 0; k < kKeys; ++k) prefetch_row(ahead[j + k], dim * static_cast<int>(sizeof(T)));
+// One tile of K or of V: a row for each key, and in it `heads` heads head_step elements apart. The
+// kStreamAhead rows after the tile's are those read next.
+struct StreamRows {
+  void* row[kStreamTile + kStreamAhead];
+  int count;
+  int64_t head_step;
+  int heads, dim;
+};
+
+// Asks for the rows of a tile, from `next` on, piece by piece.
+struct Ahead {
+  void *const *next, *const *end;
+  int64_t row_bytes, offset;
+
+  void piece(int64_t bytes) {
+    for (; bytes > 0 && next < end; bytes -= 64) {
+      __builtin_prefetch(static_cast<const char*>(*next) + offset);
+      offset += 64;
+      if (offset >= row_bytes) {
+        offset = 0;
+        ++next;
+      }
+    }
+  }
+};
+
+template <typename T>
+inline Ahead ahead_of(const StreamRows& rows, int begin) {
+  const int64_t row_bytes = ((rows.heads - 1) * rows.head_step + rows.dim) * static_cast<int64_t>(sizeof(T));
+  if (row_bytes * kStreamAhead > kMostAhead) return {};
+  return {rows.row + begin + kStreamAhead, rows.row + rows.count + kStreamAhead, row_bytes, 0};
+}
+
+// sums[r] = q[r] * key, lane by lane, in rising order of the dim. kDim is it, or 0 when only known at run
+// time.
+template <typename T, int kRows, int kDim>
+[[gnu::always_inline]] inline void lane_sums(const T* key, const float* q, int ld_q, int run_time_dim,
+                                             Vec* sums) {
+  const int dim = kDim == 0 ? run_time_dim : kDim;
 #pragma GCC unroll 8
-    for (int k = 0; k < kKeys; ++k) key[k] = static_cast<const T*>(rows[j + k < end ? j + k : end - 1]);
+  for (int r = 0; r < kRows; ++r) sums[r] = zero();
+  int d = 0;
 #pragma GCC unroll 16
-    for (int i = 0; i < Vec::kLanes; ++i) sums[i] = zero();
-    int d = 0;
-    for (; d + Vec::kLanes <= dim; d += Vec::kLanes) {
+  for (; d + Vec::kLanes <= dim; d += Vec::kLanes) {
+    const Vec x = load(key + d);
 #pragma GCC unroll 8
-      for (int k = 0; k < kKeys; ++k) {
-        const Vec x = load(key[k] + d);
+    for (int r = 0; r < kRows; ++r) sums[r] = fma(x, load(q + r * ld_q + d), sums[r]);
+  }
+  if (d < dim) {
+    const Vec x = load_partial(key + d, dim - d);
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) sums[r] = fma(x, load(q + r * ld_q + d), sums[r]);
+  }
+}
+
+// scores[h][r][j] = q[h][r] . key j of head h, for kRows query rows of every head and keys [begin, end): as
+// many pairs of a key and a head at a time as fill a vector with sums, of kHeads heads.
+template <typename T, int kRows, int kHeads, int kDim>
+[[gnu::noinline]] void stream_scores_of(const StreamRows& keys, int begin, int end, const float* q,
+                                        int run_time_ld, float* scores, int ld_scores, int m) {
+  constexpr int kPairs = Vec::kLanes / kRows, kKeys = kPairs / kHeads;
+  const int ld_q = kDim == 0 ? run_time_ld : kDim;
+  const int64_t q_step = static_cast<int64_t>(m) * ld_q, scores_step = static_cast<int64_t>(m) * ld_scores;
+  Ahead ahead = ahead_of<T>(keys, begin);
+  for (int j = begin; j < end; j += kKeys) {
+    for (int h = 0; h < keys.heads; h += kHeads) {
+      Vec sums[Vec::kLanes];
+      ahead.piece(kPairs * keys.dim * static_cast<int64_t>(sizeof(T)));
+#pragma GCC unroll 8
+      for (int i = 0; i < kPairs; ++i) {
+        const int key = j + i / kHeads, head = h + i % kHeads;
+        const void* row = keys.row[kKeys == 1 || key < end ? key : end - 1];
+        const T* x = static_cast<const T*>(row) + head * keys.head_step;
+        lane_sums<T, kRows, kDim>(x, q + head * q_step, ld_q, keys.dim, sums + i * kRows);
+      }
+      transpose_lanes(sums);
+      float lanes[Vec::kLanes];
+      store(lanes, sum_of<0, Vec::kLanes>(sums));
+      float* target = scores + h * scores_step + j;
+#pragma GCC unroll 8
+      for (int i = 0; i < kPairs; ++i) {
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r)
-          sums[k * kRows + r] = fma(x, load(q + r * ld_q + d), sums[k * kRows + r]);
+          target[(i % kHeads) * scores_step + r * ld_scores + i / kHeads] = lanes[i * kRows + r];
       }
-    }
-    if (d < dim) {
-#pragma GCC unroll 8
-      for (int k = 0; k < kKeys; ++k) {
-        const Vec x = load_partial(key[k] + d, dim - d);
-#pragma GCC unroll 8
-        for (int r = 0; r < kRows; ++r)
-          sums[k * kRows + r] = fma(x, load(q + r * ld_q + d), sums[k * kRows + r]);
-      }
-    }
-    transpose_lanes(sums);
-    const Vec total = sum_of<0, Vec::kLanes>(sums);
-    float lanes[Vec::kLanes];
-    store(lanes, total);
-    for (int k = 0; k < kKeys; ++k) {
-      for (int r = 0; r < kRows; ++r) scores[r * ld_scores + j + k] = lanes[k * kRows + r];
     }
   }
 }
 
-// out[r] += weights[r][j] * rows[j] for kRows rows and the kKeys keys from j on.
-template <typename T, int kRows, int kKeys>
-inline void add_values(const void* const* rows, int j, int dim, const float* weights, int ld_weights,
-                       float* out, int ld_out) {
+// out[r] += weights[r][k] * values[k] for kRows rows and kKeys keys.
+template <typename T, int kRows, int kKeys, int kDim>
+[[gnu::always_inline]] inline void add_values(const T* const (&values)[kKeys], int run_time_dim,
+                                              const float* weights, int ld_weights, float* out,
+                                              int run_time_ld) {
+  const int dim = kDim == 0 ? run_time_dim : kDim, ld_out = kDim == 0 ? run_time_ld : kDim;
   Vec weight[kKeys][kRows];
-  const T* value[kKeys];
 #pragma GCC unroll 8
   for (int k = 0; k < kKeys; ++k) {
-    value[k] = static_cast<const T*>(rows[j + k]);
 #pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) weight[k][r] = splat(weights[r * ld_weights + j + k]);
+    for (int r = 0; r < kRows; ++r) weight[k][r] = splat(weights[r * ld_weights + k]);
   }
-  for (int d = 0; d < dim; d += Vec::kLanes) {
+  const auto step = [&](int d, auto&& read) {
     Vec x[kKeys];
 #pragma GCC unroll 8
-    for (int k = 0; k < kKeys; ++k) x[k] = load_upto(value[k] + d, dim - d);
+    for (int k = 0; k < kKeys; ++k) x[k] = read(values[k] + d);
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       Vec sum = load(out + r * ld_out + d);
@@ -121,25 +173,51 @@ inline void add_values(const void* const* rows, int j, int dim, const float* wei
       for (int k = 0; k < kKeys; ++k) sum = fma(weight[k][r], x[k], sum);
       store(out + r * ld_out + d, sum);
     }
+  };
+  int d = 0;
+#pragma GCC unroll 4
+  for (; d + Vec::kLanes <= dim; d += Vec::kLanes) step(d, [](const T* value) { return load(value); });
+  if (d < dim) step(d, [&](const T* value) { return load_partial(value, dim - d); });
+}
+
+// The same for keys [begin, end) of every head. With skip_zeros, values under a zero weight are not touched
+// (0 * NaN is NaN).
+template <typename T, int kRows, int kDim>
+[[gnu::noinline]] void stream_values_of(const StreamRows& rows, int begin, int end, const float* weights,
+                                        int ld_weights, int64_t weights_step, float* out, int ld_out,
+                                        int64_t out_step, bool skip_zeros) {
+  constexpr int kKeys = kRows <= 2 ? 4 : kRows == 4 ? 2 : 1;  // their weights fill at most half the registers
+  Ahead ahead = ahead_of<T>(rows, begin);
+  int j = begin;
+  for (; j + kKeys <= end && !skip_zeros; j += kKeys) {
+    const T* values[kKeys];
+#pragma GCC unroll 8
+    for (int k = 0; k < kKeys; ++k) values[k] = static_cast<const T*>(rows.row[j + k]);
+    const float* weight = weights + j;
+    float* sum = out;
+    for (int h = 0; h < rows.heads; ++h) {
+      ahead.piece(kKeys * rows.dim * static_cast<int64_t>(sizeof(T)));
+      add_values<T, kRows, kKeys, kDim>(values, rows.dim, weight, ld_weights, sum, ld_out);
+#pragma GCC unroll 8
+      for (int k = 0; k < kKeys; ++k) values[k] += rows.head_step;
+      weight += weights_step;
+      sum += out_step;
+    }
+  }
+  for (; j < end; ++j) {
+    for (int h = 0; h < rows.heads; ++h) {
+      const float* weight = weights + h * weights_step + j;
+      if (skip_zeros && *weight == 0.0f) continue;
+      const T* const values[1] = {static_cast<const T*>(rows.row[j]) + h * rows.head_step};
+      add_values<T, kRows, 1, kDim>(values, rows.dim, weight, ld_weights, out + h * out_step, ld_out);
+    }
   }
 }
 
-// The same for keys [begin, end). With skip_zeros, values under a zero weight are not touched (0 * NaN is
-// NaN).
-template <typename T, int kRows>
-[[gnu::noinline]] void stream_values_of(const void* const* rows, const void* const* ahead, int begin, int end,
-                                        int dim, const float* weights, int ld_weights, float* out, int ld_out,
-                                        bool skip_zeros) {
-  constexpr int kKeys = Vec::kLanes / kRows;
-  int j = begin;
-  for (; j + kKeys <= end && !skip_zeros; j += kKeys) {
-    for (int k = 0; k < kKeys; ++k) prefetch_row(ahead[j + k], dim * static_cast<int>(sizeof(T)));
-    add_values<T, kRows, kKeys>(rows, j, dim, weights, ld_weights, out, ld_out);
-  }
-  for (; j < end; ++j) {
-    if (skip_zeros && weights[j] == 0.0f) continue;
-    add_values<T, kRows, 1>(rows, j, dim, weights, ld_weights, out, ld_out);
-  }
+// Calls f with the head dim where code is made for it, else with 0.
+template <typename F>
+inline void with_dim(int dim, F&& f) {
+  if (!with_one_of<64, 128>(dim, f)) f(std::integral_constant<int, 0>{});
 }
 
 // Calls f with the widest number of rows (a power of two up to kLanes) that fits `left`.
@@ -160,56 +238,85 @@ inline void scale_row(float* row, int n, float factor) {
   for (int d = 0; d < n; d += Vec::kLanes) store(row + d, load(row + d) * splat(factor));
 }
 
-// Key rows of the tile from `key` on, and those of the tile after it, to ask for while the first is computed.
-inline void tile_rows(const Params& p, const View& view, const Sequence& s, int kv_head, int64_t key, int n,
-                      void** rows, void** ahead) {
-  key_rows(p, view, s, kv_head, key, n, rows);
-  const int next = static_cast<int>(max64(0, min64(kStreamTile, s.seqlen_k - key - n)));
-  key_rows(p, view, s, kv_head, key + n, next, ahead);
-  for (int i = next; i < kStreamTile + Vec::kLanes; ++i) ahead[i] = rows[n - 1];
+// Keys [key, key + n) of the heads of a task in `view`, followed by what is read next: keys from next_key on
+// in `next`.
+inline void stream_rows(const Params& p, const Sequence& s, const Task& task, const View& view, int dim,
+                        int64_t key, int n, const View& next, int64_t next_key, StreamRows& rows) {
+  rows.count = n;
+  rows.head_step = view.head_stride;
+  rows.heads = task.heads;
+  rows.dim = dim;
+  key_rows(p, view, s, task.kv_head, key, n, rows.row);
+  const int left = static_cast<int>(max64(0, min64(kStreamAhead, s.seqlen_k - next_key)));
+  key_rows(p, next, s, task.kv_head, next_key, left, rows.row + n);
+  for (int i = left; i < kStreamAhead; ++i) rows.row[n + i] = rows.row[n - 1];
 }
 
-// All rows of one head against keys [key, key + n), n <= kStreamTile.
-inline void stream_tile(const Params& p, const Sequence& s, const StreamSpace& w, int kv_head, const float* q,
+// Scores of all rows, `m`, of the task's heads for columns [begin, end) of a tile.
+inline void stream_scores(const Params& p, const StreamSpace& w, const StreamRows& rows, int m, int begin,
+                          int end) {
+  with_dtype(p.dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    with_dim(p.head_dim, [&](auto dim) {
+      for (int i = 0; i < m;) {
+        i += with_rows(m - i, [&](auto count) {
+          constexpr int kPairs = Vec::kLanes / count, kHeads = kPairs < 8 ? kPairs : 8;
+          with_bool(rows.heads % kHeads == 0, [&](auto row_by_row) {
+            stream_scores_of<T, count, row_by_row ? kHeads : 1, dim>(
+                rows, begin, end, w.q + i * w.ld_q, w.ld_q, w.scores + i * w.ld_scores, w.ld_scores, m);
+          });
+        });
+      }
+    });
+  });
+}
+
+// Adds the weighted values of a tile. `together`: all rows see the same keys, without holes.
+inline void stream_values(const Params& p, const StreamSpace& w, const StreamRows& rows, int m,
+                          const TileMask& mask, bool together, float* out, int64_t out_step) {
+  with_dtype(p.dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    with_dim(p.head_dim_v, [&](auto dim) {
+      for (int i = 0; i < m;) {
+        i += with_rows(together ? m - i : 1, [&](auto count) {
+          stream_values_of<T, count, dim>(rows, mask.begin[i], mask.end[i], w.scores + i * w.ld_scores,
+                                          w.ld_scores, m * w.ld_scores, out + i * w.ld_out, w.ld_out,
+                                          out_step, !together);
+        });
+      }
+    });
+  });
+}
+
+// All rows of the task's heads against keys [key, key + n), n <= kStreamTile.
+inline void stream_tile(const Params& p, const Sequence& s, const StreamSpace& w, const Task& task,
                         const Partial& partial, int64_t key, int n) {
   const int m = static_cast<int>(s.seqlen_q * p.group);
+  const int64_t out_step = partial_floats(m, w.ld_out);
   TileMask mask;
   tile_mask(p, s, 0, m, key, n, mask);
-  if (p.mask.kind != MaskKind::kNone) shrink_to_mask(p, s, kv_head, 0, m, key, mask);
+  // A 4-D mask differs between heads: the plan gives its tasks one.
+  if (p.mask.kind != MaskKind::kNone) shrink_to_mask(p, s, task.kv_head, 0, m, key, mask);
   if (empty(mask, m)) return;
   int begin = n, end = 0;
-  bool same = true;  // do all rows see the same keys, without holes?
+  bool together = p.mask.kind == MaskKind::kNone;
   for (int i = 0; i < m; ++i) {
-    same = same && mask.begin[i] == mask.begin[0] && mask.end[i] == mask.end[0];
+    together = together && mask.begin[i] == mask.begin[0] && mask.end[i] == mask.end[0];
     if (mask.begin[i] >= mask.end[i]) continue;
     begin = mask.begin[i] < begin ? mask.begin[i] : begin;
     end = mask.end[i] > end ? mask.end[i] : end;
   }
-  void *rows[kStreamTile], *ahead[kStreamTile + Vec::kLanes];
-  tile_rows(p, p.k, s, kv_head, key, n, rows, ahead);
-  with_dtype(p.dtype, [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    for (int i = 0; i < m;) {
-      i += with_rows(m - i, [&](auto count) {
-        stream_scores_of<T, count>(rows, ahead, begin, end, p.head_dim, q + i * w.ld_q, w.ld_q,
-                                   w.scores + i * w.ld_scores, w.ld_scores);
-      });
-    }
-  });
-  weigh_rows(p, s, kv_head, 0, m, key, mask, w.scores, w.ld_scores, partial.max, partial.sum, w.rescale);
-  for (int i = 0; i < m; ++i) scale_row(partial.out + i * w.ld_out, w.ld_out, w.rescale[i]);
-  tile_rows(p, p.v, s, kv_head, key, n, rows, ahead);
-  with_dtype(p.dtype, [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    const bool together = same && p.mask.kind == MaskKind::kNone;
-    for (int i = 0; i < m;) {
-      i += with_rows(together ? m - i : 1, [&](auto count) {
-        stream_values_of<T, count>(rows, ahead, mask.begin[i], mask.end[i], p.head_dim_v,
-                                   w.scores + i * w.ld_scores, w.ld_scores, partial.out + i * w.ld_out,
-                                   w.ld_out, !together);
-      });
-    }
-  });
+  StreamRows rows;
+  stream_rows(p, s, task, p.k, p.head_dim, key, n, p.v, key, rows);
+  stream_scores(p, w, rows, m, begin, end);
+  for (int h = 0; h < task.heads; ++h) {
+    const int64_t step = h * out_step;
+    weigh_rows(p, s, task.kv_head + h, 0, m, key, mask, w.scores + static_cast<int64_t>(h) * m * w.ld_scores,
+               w.ld_scores, partial.max + step, partial.sum + step, w.rescale);
+    for (int i = 0; i < m; ++i) scale_row(partial.out + step + i * w.ld_out, w.ld_out, w.rescale[i]);
+  }
+  stream_rows(p, s, task, p.v, p.head_dim_v, key, n, p.k, key + n, rows);
+  stream_values(p, w, rows, m, mask, together, partial.out, out_step);
 }
 
 // Keys [task.begin, task.end), one chunk, of heads [task.kv_head, task.kv_head + task.heads).
@@ -221,7 +328,7 @@ inline void stream(const Params& p, const Task& task, float* workspace) {
   const int64_t chunk = task.begin / kStreamKeys;
   void* pointers[kStreamRows];
   for (int h = 0; h < task.heads; ++h) {
-    float* q = w.q + h * kStreamRows * w.ld_q;
+    float* q = w.q + h * m * w.ld_q;
     for (int i = 0; i < m * w.ld_q; ++i) q[i] = 0.0f;
     query_rows(p, p.q, s, task.kv_head + h, 0, m, pointers);
     convert_rows(p.dtype, pointers, m, p.head_dim, query_scale(p), q, w.ld_q);
@@ -238,10 +345,7 @@ inline void stream(const Params& p, const Task& task, float* workspace) {
                 last = min64(task.end, seen.end);
   for (int64_t key = first; key < last; key += kStreamTile) {
     const int n = static_cast<int>(min64(kStreamTile, last - key));
-    for (int h = 0; h < task.heads; ++h) {
-      const Partial partial = partial_of(p, s, task.kv_head + h, chunk, w.ld_out);
-      stream_tile(p, s, w, task.kv_head + h, w.q + h * kStreamRows * w.ld_q, partial, key, n);
-    }
+    stream_tile(p, s, w, task, partial_of(p, s, task.kv_head, chunk, w.ld_out), key, n);
   }
 }
 
