@@ -19,6 +19,13 @@ inline void store_upto(T* p, Vec a, int n) {
   store_partial(p, a, n);
 }
 
+// Asks for a row that is read later: strided rows are too short for the hardware to run ahead.
+inline void prefetch_row(const void* row, int bytes) {
+  for (int b = 0; b < bytes; b += 64) __builtin_prefetch(static_cast<const char*>(row) + b);
+}
+
+constexpr int kRowsAhead = 8;  // how far ahead of its use a row is asked for
+
 // out[i * ld + d] = rows[i][d] * scale for d < dim.
 template <typename T>
 [[gnu::noinline]] void convert_rows_of(const void* const* rows, int n, int dim, float scale, float* out,
@@ -26,6 +33,7 @@ template <typename T>
   const Vec factor = splat(scale);
   for (int i = 0; i < n; ++i) {
     const T* row = static_cast<const T*>(rows[i]);
+    if (i + kRowsAhead < n) prefetch_row(rows[i + kRowsAhead], dim * static_cast<int>(sizeof(T)));
     for (int d = 0; d < dim; d += Vec::kLanes) {
       store_upto(out + static_cast<int64_t>(i) * ld + d, load_upto(row + d, dim - d) * factor, dim - d);
     }
@@ -42,6 +50,7 @@ template <typename T>
   for (int d = 0; d < dim; d += kPanel, out += static_cast<int64_t>(depth) * kPanel) {
     for (int r = 0; r < n; ++r) {
       const T* row = static_cast<const T*>(rows[r]) + d;
+      if (r + kRowsAhead < n) __builtin_prefetch(static_cast<const T*>(rows[r + kRowsAhead]) + d);
       for (int half = 0; half < kPanel; half += Vec::kLanes) {
         const Vec x = d + half < dim ? load_upto(row + half, dim - d - half) * factor : zero();
         poison = fma(x, zero(), poison);
@@ -60,6 +69,8 @@ template <typename T>
   constexpr int kLanes = Vec::kLanes;
   for (int r = 0; r < n; r += kPanel, out += static_cast<int64_t>(dim) * kPanel) {
     for (int half = 0; half < kPanel; half += kLanes) {
+      for (int row = r + half + kLanes; row < r + half + 2 * kLanes && row < n; ++row)
+        prefetch_row(rows[row], dim * static_cast<int>(sizeof(T)));
       for (int d = 0; d < dim; d += kLanes) {
         Vec block[kLanes];
         for (int i = 0; i < kLanes; ++i) {
@@ -79,16 +90,12 @@ template <typename T>
                                      const float* scale, int scale_step) {
   for (int i = 0; i < n; ++i) {
     T* row = static_cast<T*>(rows[i]);
+    if (i + kRowsAhead < n) prefetch_row(rows[i + kRowsAhead], dim * static_cast<int>(sizeof(T)));
     const Vec factor = splat(scale[i * scale_step]);
     for (int d = 0; d < dim; d += Vec::kLanes) {
       store_upto(row + d, load(in + static_cast<int64_t>(i) * ld + d) * factor, dim - d);
     }
   }
-}
-
-// Asks for a row that is read later: strided rows are too short for the hardware to run ahead.
-inline void prefetch_row(const void* row, int bytes) {
-  for (int b = 0; b < bytes; b += 64) __builtin_prefetch(static_cast<const char*>(row) + b, 0, 2);
 }
 
 inline void prefetch_rows(DType dtype, const void* const* rows, int n, int dim) {
