@@ -79,6 +79,10 @@ inline bool empty(const TileMask& mask, int m) {
 }
 
 inline void add_mask(const uint8_t* seen, int64_t step, int begin, int end, float* bias) {
+  if (step == 1) {  // a loop of its own: a known step lets the compiler take vectors
+    for (int j = begin; j < end; ++j) bias[j] += seen[j] != 0 ? 0.0f : kHidden;
+    return;
+  }
   for (int j = begin; j < end; ++j) bias[j] += seen[j * step] != 0 ? 0.0f : kHidden;
 }
 
@@ -99,7 +103,8 @@ inline void add_mask(const T* added, int64_t step, int begin, int end, float* bi
   for (int j = begin; j < end; ++j) bias[j] = 0.0f;
   if (p.slopes != nullptr) {
     const float slope = p.slopes[s.index * p.slopes_stride + head_of(p, kv_head, row)] * kLog2E;
-    const int64_t diagonal = row / p.group + s.seqlen_k - s.seqlen_q - key;
+    // 32 bits, which vectors convert: a sequence has fewer than 2**31 rows.
+    const int diagonal = static_cast<int>(row / p.group + s.seqlen_k - s.seqlen_q - key);
     for (int j = begin; j < end; ++j) bias[j] = -slope * __builtin_fabsf(static_cast<float>(diagonal - j));
   }
   if (p.mask.kind != MaskKind::kNone) {
