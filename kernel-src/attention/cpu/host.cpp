@@ -15,6 +15,7 @@
 #include "attention/params.h"
 #include "common/checks.h"
 #include "common/cpu/kernel_table.h"
+#include "common/cpu/memory.h"
 #include "common/cpu/parallel.h"
 
 namespace padfree {
@@ -44,6 +45,13 @@ void run(Params& params, const std::vector<Task>& tasks, void (*kernel)(const Pa
   parallel_tasks(static_cast<int64_t>(tasks.size()), body, &context);
 }
 
+// A tensor that a kernel fills.
+Tensor new_result(const Tensor& like, const std::vector<int64_t>& shape) {
+  Tensor result = torch::stable::new_empty(like, shape);
+  prefer_huge_pages(result.data_ptr(), result.numel() * static_cast<int64_t>(result.element_size()));
+  return result;
+}
+
 // Workspace for as many workers as there can be.
 Tensor allocate_workspace(Params& params, const Tensor& like, int64_t floats, size_t tasks) {
   params.workspace_stride = (floats + 15) / 16 * 16;
@@ -68,7 +76,7 @@ std::tuple<Tensor, Tensor> forward_op(Tensor q, Tensor k, Tensor v, const Option
   Params params = params_of(q, k, v, options);
   std::vector<int64_t> shape = shape_of(q);
   shape.back() = params.head_dim_v;
-  Tensor out = torch::stable::new_empty(q, shape);
+  Tensor out = new_result(q, shape);
   Tensor lse = new_floats(q, options.packed() ? std::vector<int64_t>{q.size(1), q.size(0)}
                                               : std::vector<int64_t>{q.size(0), q.size(2), q.size(1)});
   params.out = view_of(out);
@@ -142,9 +150,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward_op(Tensor dout, std:
   lse = unit_last_stride(lse);
   std::vector<Sequence> sequences = sequences_of(q, k, options);
   Params params = params_of(q, k, v, options);
-  Tensor dq = torch::stable::new_empty(q, shape_of(q));
-  Tensor dk = torch::stable::new_empty(k, shape_of(k));
-  Tensor dv = torch::stable::new_empty(v, shape_of(v));
+  Tensor dq = new_result(q, shape_of(q));
+  Tensor dk = new_result(k, shape_of(k));
+  Tensor dv = new_result(v, shape_of(v));
   params.out = view_of(out);
   params.dout = view_of(dout);
   params.dq = view_of(dq);
