@@ -113,8 +113,10 @@ inline void add_mask(const T* added, int64_t step, int begin, int end, float* bi
   }
 }
 
-// Philox 4x32-10 for eight counters that differ in their first word only: first, first + 1, ...
-constexpr int kCounters = 8;
+// Philox 4x32-10 for kCounters counters that differ in their first word only: first, first + 1, ... Written
+// so that gcc takes vectors: both halves of a product apart, and no unrolling, which comes before and hides
+// the loop.
+constexpr int kCounters = 16;
 inline void philox(uint32_t first, const uint32_t (&rest)[3], uint64_t seed,
                    uint32_t (&words)[4][kCounters]) {
   uint32_t key0 = static_cast<uint32_t>(seed), key1 = static_cast<uint32_t>(seed >> 32);
@@ -122,13 +124,17 @@ inline void philox(uint32_t first, const uint32_t (&rest)[3], uint64_t seed,
     words[0][i] = first + i;
     for (int w = 0; w < 3; ++w) words[w + 1][i] = rest[w];
   }
+  const auto high = [](uint32_t a, uint32_t b) {
+    return static_cast<uint32_t>((static_cast<uint64_t>(a) * b) >> 32);
+  };
   for (int round = 0; round < 10; ++round, key0 += 0x9e3779b9u, key1 += 0xbb67ae85u) {
+#pragma GCC unroll 1
     for (int i = 0; i < kCounters; ++i) {
-      const uint64_t a = 0xd2511f53ull * words[0][i], b = 0xcd9e8d57ull * words[2][i];
-      words[0][i] = static_cast<uint32_t>(b >> 32) ^ words[1][i] ^ key0;
-      words[2][i] = static_cast<uint32_t>(a >> 32) ^ words[3][i] ^ key1;
-      words[1][i] = static_cast<uint32_t>(b);
-      words[3][i] = static_cast<uint32_t>(a);
+      const uint32_t w0 = words[0][i], w1 = words[1][i], w2 = words[2][i], w3 = words[3][i];
+      words[0][i] = high(0xcd9e8d57u, w2) ^ w1 ^ key0;
+      words[1][i] = 0xcd9e8d57u * w2;
+      words[2][i] = high(0xd2511f53u, w0) ^ w3 ^ key1;
+      words[3][i] = 0xd2511f53u * w0;
     }
   }
 }
@@ -140,11 +146,20 @@ inline void philox(uint32_t first, const uint32_t (&rest)[3], uint64_t seed,
   const uint32_t rest[3] = {static_cast<uint32_t>(row / p.group),
                             static_cast<uint32_t>(head_of(p, kv_head, row)), static_cast<uint32_t>(s.index)};
   constexpr int kKeys = 4 * kCounters;
+  static_assert(kMaxBlockK % kKeys == 0);
   for (int j = begin / kKeys * kKeys; j < end; j += kKeys) {
     uint32_t words[4][kCounters];
     philox(static_cast<uint32_t>((key + j) / 4), rest, p.dropout_seed, words);
-    for (int i = 0; i < kKeys && j + i < kMaxBlockK; ++i) {
-      factor[j + i] = words[i % 4][i / 4] >= p.dropout_threshold ? p.dropout_factor : 0.0f;
+    float kept[4][kCounters];
+    for (int w = 0; w < 4; ++w) {
+      for (int i = 0; i < kCounters; ++i) {
+        kept[w][i] = words[w][i] >= p.dropout_threshold ? p.dropout_factor : 0.0f;
+      }
+    }
+    for (int i = 0; i < kCounters; i += Vec::kLanes) {
+      Vec quads[4];
+      for (int w = 0; w < 4; ++w) quads[w] = load(&kept[w][i]);
+      store_quads(factor + j + 4 * i, 4, quads);
     }
   }
 }
