@@ -7,7 +7,7 @@
 
 namespace padfree::causal_conv1d::cuda {
 
-constexpr int kUpdateThreads = 128;
+constexpr int kUpdateThreads = 128, kUpdateBlocks = 8;
 
 // Where in the state the value lies that is `back` >= 1 before the first new time.
 __device__ __forceinline__ int64_t slot_before(const UpdateParams& p, int64_t batch, int back) {
@@ -55,7 +55,8 @@ __device__ __forceinline__ void move_state(const UpdateParams& p, int64_t batch,
 }
 
 template <typename T, int W>
-__global__ void __launch_bounds__(kUpdateThreads) update_states(const __grid_constant__ UpdateParams p) {
+__global__ void __launch_bounds__(kUpdateThreads, kUpdateBlocks)
+    update_states(const __grid_constant__ UpdateParams p) {
   const int64_t item = int64_t{blockIdx.x} * kUpdateThreads + threadIdx.x;
   const int64_t batch = item / p.channels, channel = item % p.channels;
   if (batch >= p.batch) return;
