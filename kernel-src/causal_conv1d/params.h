@@ -1,6 +1,6 @@
 // What the host hands to the causal_conv1d kernels: plain data, filled by name.
 //
-// Shapes in comments: B batch, D channels, L time, W = width, N states, Dp = D rounded up to kGroup.
+// Shapes in comments: B batch, D channels, L time, W = width, N states, Dp = D rounded up to kChannelPad.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +16,8 @@ constexpr int kMaxWidth = 4;
 // lines. As W + 1 rows of D floats they would fall into the same cache sets as the rows of x whenever D is a
 // power of two.
 constexpr int64_t kGroup = 16;
+// What their channels are padded to: the widest pair of vectors that the channel-last bodies work on.
+constexpr int64_t kChannelPad = 32;
 // Most channels a task of the channel-last bodies walks: a few float rows of them stay in L1.
 constexpr int64_t kMaxChannelBlock = 512;
 
@@ -68,6 +70,8 @@ struct BackwardParams {
 
 // Weight and bias of any storage type and stride into float, as the bodies read them.
 struct PackParams {
+  DType dtype;  // of x
+  Layout layout;
   int width;
   int64_t channels, channels_padded;
   DType weight_dtype, bias_dtype;
@@ -77,12 +81,25 @@ struct PackParams {
 };
 
 struct ReduceParams {
+  DType dtype;  // of x
+  Layout layout;
   int width;
   int64_t channels, channels_padded, chunks;
   const float* partial;  // as above
   DType weight_dtype, bias_dtype;
   void* dweight;  // [D][W]
   void* dbias;    // [D]
+};
+
+// Square of channels and times that a copy between the layouts moves at once.
+constexpr int64_t kRelayoutTile = 64;
+
+// A copy from the layout that `to_layout` is not.
+struct RelayoutParams {
+  DType dtype;
+  Layout to_layout;
+  int64_t channels, seqlen;
+  View from, to;
 };
 
 // A few new times of a running sequence, and the last values before them as state, which is moved on.
@@ -110,6 +127,7 @@ struct Kernels {
   void (*backward)(const BackwardParams&, int64_t task);
   void (*reduce)(const ReduceParams&);
   void (*update)(const UpdateParams&, int64_t task);
+  void (*relayout)(const RelayoutParams&, int64_t task);
 };
 
 }  // namespace padfree::causal_conv1d

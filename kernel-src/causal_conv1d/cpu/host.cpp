@@ -48,13 +48,27 @@ Tensor empty_result(const Tensor& x, Layout layout) {
   return dense;
 }
 
+// fit, and fast where x lies the other way: torch copies that element by element.
+Tensor fit_in_tiles(const Tensor& x, Layout layout) {
+  const bool last = layout == Layout::kChannelLast;
+  const auto lies = [&](int dim) { return x.stride(dim) == 1 || x.size(dim) == 1; };
+  if (lies(last ? 1 : 2) || !lies(last ? 2 : 1)) return fit(x, layout);
+  const Tensor to = empty_result(x, layout);
+  RelayoutParams params = {dtype_of(kOp, "x", x), layout, x.size(1), x.size(2), view_of(x), view_of(to)};
+  parallel_tasks(
+      x.size(0) * ((x.size(1) + kRelayoutTile - 1) / kRelayoutTile),
+      [](void* p, int64_t index, int) { kernels().relayout(*static_cast<const RelayoutParams*>(p), index); },
+      &params);
+  return to;
+}
+
 // Everything a ForwardParams points to.
 class Forward {
  public:
-  Forward(const Inputs& in, Layout layout, bool backward) : x_(fit(in.x, layout)) {
-    const int64_t channels = in.x.size(1), padded = (channels + kGroup - 1) / kGroup * kGroup;
+  Forward(const Inputs& in, Layout layout, bool backward) : x_(fit_in_tiles(in.x, layout)) {
+    const int64_t channels = in.x.size(1), padded = (channels + kChannelPad - 1) / kChannelPad * kChannelPad;
     const int width = static_cast<int>(in.weight.size(1));
-    pack(in, padded);
+    pack(in, layout, padded);
     const Blocking blocks = blocking(layout, channels, in.x.size(2), backward);
     pieces_ = cut({in.x.size(0), in.x.size(2), in.seq_idx ? int32_data(kOp, "seq_idx", *in.seq_idx) : nullptr,
                    in.initial_states ? in.initial_states->size(0) : -1},
@@ -83,11 +97,13 @@ class Forward {
   }
 
  private:
-  void pack(const Inputs& in, int64_t padded) {
+  void pack(const Inputs& in, Layout layout, int64_t padded) {
     const int64_t width = in.weight.size(1);
     packed_.resize((width + 1) * padded);
     const DType weight_dtype = dtype_of(kOp, "weight", in.weight);
-    kernels().pack({.width = static_cast<int>(width),
+    kernels().pack({.dtype = dtype_of(kOp, "x", in.x),
+                    .layout = layout,
+                    .width = static_cast<int>(width),
                     .channels = in.x.size(1),
                     .channels_padded = padded,
                     .weight_dtype = weight_dtype,
@@ -203,7 +219,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> causal_conv1d_bwd(Tensor dout, Tensor
   if (x.numel() == 0) return {dx, dweight, dbias, dstates_out};
 
   Forward forward(in, layout, true);
-  const Tensor fitted_dout = fit(dout, layout);
+  const Tensor fitted_dout = fit_in_tiles(dout, layout);
   const ForwardParams& f = forward.params();
   std::vector<float> partial(f.partition.chunks * (width + 1) * f.channels_padded);
   BackwardParams params = {.forward = f,
@@ -215,7 +231,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> causal_conv1d_bwd(Tensor dout, Tensor
       forward.tasks(),
       [](void* p, int64_t index, int) { kernels().backward(*static_cast<const BackwardParams*>(p), index); },
       &params);
-  kernels().reduce({.width = static_cast<int>(width),
+  kernels().reduce({.dtype = f.dtype,
+                    .layout = layout,
+                    .width = static_cast<int>(width),
                     .channels = channels,
                     .channels_padded = f.channels_padded,
                     .chunks = f.partition.chunks,

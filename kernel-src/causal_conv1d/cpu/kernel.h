@@ -14,12 +14,13 @@
 //                         W - 1 values before it in front, so a boundary costs W - 1 values per sequence.
 // Both add the taps oldest first onto the bias: the layout does not change the bits either.
 //
-// A third, update.h, is the step of decoding.
+// A third, update.h, is the step of decoding; relayout.h copies from one layout to the other.
 //
 // Include a vec_<isa>.h and vec_math.h first, and define PADFREE_ISA as <isa>: bundle check wants every
 // function that holds wide instructions to say so in its name.
 #pragma once
 
+#include "../../common/cpu/vec_pair.h"
 #include "../../common/dispatch.h"
 #include "../params.h"
 
@@ -72,7 +73,25 @@ inline void specialise(const ForwardParams& p, F&& f) {
 
 // Where a tap (or, for tap W, the bias) of a channel lies in a grouped array.
 inline int64_t grouped(int width, int64_t channel, int tap) {
-  return (channel / kGroup * (width + 1) + tap) * kGroup + channel % kGroup;
+  return (channel & -kGroup) * (width + 1) + tap * kGroup + (channel & (kGroup - 1));
+}
+
+// The oldest taps of the vector that begins with `channel`; each next tap, and the bias, lie kGroup further.
+template <typename P>
+inline P* filter_of(P* filters, int width, int64_t channel) {
+  return filters + grouped(width, channel, 0);
+}
+
+// Which channel's place in a grouped array holds the values of channel c: in the order that the channel-last
+// body works in, or as they come.
+inline int64_t place_of(DType dtype, Layout layout, int64_t c) {
+  int64_t place = c;
+  if (layout == Layout::kChannelLast) {
+    with_dtype(dtype, [&](auto tag) {
+      place = (c & -kPair) + place_in_pair<typename decltype(tag)::type>(static_cast<int>(c & (kPair - 1)));
+    });
+  }
+  return place;
 }
 
 // Task -> its pieces and its channels [c0, c1).
@@ -104,6 +123,7 @@ inline T* state_row(P* states, const ForwardParams& p, const Piece& piece, int64
 }  // namespace padfree::causal_conv1d::PADFREE_ISA
 
 #include "lines.h"
+#include "relayout.h"
 #include "rows.h"
 #include "update.h"
 
@@ -141,12 +161,14 @@ inline void backward(const BackwardParams& p, int64_t index) {
 
 inline void pack(const PackParams& p) {
   for (int64_t i = 0; i < p.channels_padded * (p.width + 1); ++i) p.packed[i] = 0.0f;
+  // store_pair wants no NaN with a full payload.
+  const auto plain = [](float x) { return x == x ? x : __builtin_nanf(""); };
   with_dtype(p.weight_dtype, [&](auto tag) {
     const auto* weight = static_cast<const typename decltype(tag)::type*>(p.weight);
     for (int64_t c = 0; c < p.channels; ++c) {
+      float* taps = p.packed + grouped(p.width, place_of(p.dtype, p.layout, c), 0);
       for (int k = 0; k < p.width; ++k) {
-        p.packed[grouped(p.width, c, k)] =
-            to_float(weight[c * p.weight_channel_stride + k * p.weight_tap_stride]);
+        taps[k * kGroup] = plain(to_float(weight[c * p.weight_channel_stride + k * p.weight_tap_stride]));
       }
     }
   });
@@ -154,7 +176,8 @@ inline void pack(const PackParams& p) {
   with_dtype(p.bias_dtype, [&](auto tag) {
     const auto* bias = static_cast<const typename decltype(tag)::type*>(p.bias);
     for (int64_t c = 0; c < p.channels; ++c) {
-      p.packed[grouped(p.width, c, p.width)] = to_float(bias[c * p.bias_stride]);
+      p.packed[grouped(p.width, place_of(p.dtype, p.layout, c), p.width)] =
+          plain(to_float(bias[c * p.bias_stride]));
     }
   });
 }
@@ -163,8 +186,9 @@ inline void pack(const PackParams& p) {
 inline void reduce(const ReduceParams& p) {
   const int64_t chunk_size = (p.width + 1) * p.channels_padded;
   const auto total = [&](int tap, int64_t c) {
+    const float* first = p.partial + grouped(p.width, place_of(p.dtype, p.layout, c), tap);
     float sum = 0.0f;
-    for (int64_t i = 0; i < p.chunks; ++i) sum += p.partial[i * chunk_size + grouped(p.width, c, tap)];
+    for (int64_t i = 0; i < p.chunks; ++i) sum += first[i * chunk_size];
     return sum;
   };
   with_dtype(p.weight_dtype, [&](auto tag) {

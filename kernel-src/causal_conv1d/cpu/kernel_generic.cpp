@@ -9,6 +9,6 @@
 namespace padfree::causal_conv1d::generic {
 
 extern const Kernels kKernels;
-const Kernels kKernels = {&pack, &forward, &backward, &reduce, &update};
+const Kernels kKernels = {&pack, &forward, &backward, &reduce, &update, &relayout};
 
 }  // namespace padfree::causal_conv1d::generic

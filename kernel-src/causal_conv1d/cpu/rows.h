@@ -1,4 +1,5 @@
-// The channel-last body: vectors run along channels, a tap is a row pointer. Included by kernel.h.
+// The channel-last body: vectors run along channels, a tap is a row pointer. Channels go in pairs of vectors,
+// in the order that load_pair gives: the float rows, the filter and the sums keep it. Included by kernel.h.
 #pragma once
 
 namespace padfree::causal_conv1d::PADFREE_ISA {
@@ -22,10 +23,12 @@ inline void zero_rows(const View& view, const Piece& piece, int64_t c0, int64_t 
   }
 }
 
-// The taps and the bias of the kLanes channels from `channel` on.
-template <int W>
-inline const float* filter_of(const ForwardParams& p, int64_t channel) {
-  return p.filter + grouped(W, channel, 0);
+// Calls f(offset, count) over [0, channels): whole pairs of vectors, then what is left.
+template <typename F>
+inline void for_pairs(int64_t channels, F&& f) {
+  int64_t c = 0;
+  for (; c + kPair <= channels; c += kPair) f(c, kPair);
+  if (c < channels) f(c, static_cast<int>(channels - c));
 }
 
 // R rows at once share the loads of the taps they have in common, of the weights and of the bias.
@@ -36,16 +39,20 @@ inline void forward_row_group(const ForwardParams& p, const Piece& piece, int64_
   for (int i = 0; i < W - 1 + R; ++i) in[i] = input_row<T, W>(p, piece, time - (W - 1) + i, c0);
   T* out[R];
   for (int r = 0; r < R; ++r) out[r] = at<T>(p.out, piece.batch, c0, time + r);
-  for_vectors(c1 - c0, [&](int64_t c, int lanes) {
-    const float* filter = filter_of<W>(p, c0 + c);
-    Vec x[W - 1 + R], pre[R];
-    for (int i = 0; i < W - 1 + R; ++i) x[i] = load_lanes(in[i] + c, lanes);
-    for (int r = 0; r < R; ++r) pre[r] = load(filter + W * kGroup);
-    for (int k = 0; k < W; ++k) {
-      const Vec tap = load(filter + k * kGroup);
-      for (int r = 0; r < R; ++r) pre[r] = fma(tap, x[r + k], pre[r]);
+  for_pairs(c1 - c0, [&](int64_t c, int count) {
+    const float* filter[2] = {filter_of(p.filter, W, c0 + c), filter_of(p.filter, W, c0 + c + Vec::kLanes)};
+    Vec x[W - 1 + R][2], pre[R][2];
+    for (int i = 0; i < W - 1 + R; ++i) load_pair(in[i] + c, x[i][0], x[i][1], count);
+    for (int half = 0; half < 2; ++half) {
+      for (int r = 0; r < R; ++r) pre[r][half] = load(filter[half] + W * kGroup);
+      for (int k = 0; k < W; ++k) {
+        const Vec tap = load(filter[half] + k * kGroup);
+        for (int r = 0; r < R; ++r) pre[r][half] = fma(tap, x[r + k][half], pre[r][half]);
+      }
     }
-    for (int r = 0; r < R; ++r) store_lanes(out[r] + c, activation<Silu>(pre[r]), lanes);
+    for (int r = 0; r < R; ++r) {
+      store_pair(out[r] + c, activation<Silu>(pre[r][0]), activation<Silu>(pre[r][1]), count);
+    }
   });
 }
 
@@ -98,43 +105,52 @@ inline void backward_row_group(const BackwardParams& p, const Piece& piece, int6
             : done >= piece.sequence_begin ? at<T>(p.dx, piece.batch, c0, done)
                                            : state_row<W, T>(p.dinitial_states, f, piece, done) + c0;
   }
-  for_vectors(c1 - c0, [&](int64_t c, int lanes) {
-    const float* filter = filter_of<W>(f, c0 + c);
-    Vec x[W - 1 + R], dpre[W - 1 + R];
-    for (int i = 0; i < W - 1; ++i) {
-      x[i] = load(x_row[i] + c);
-      dpre[i] = load(dpre_row[i] + c);
+  for_pairs(c1 - c0, [&](int64_t pair, int count) {
+    Vec x_new[R][2], dout_new[R][2], done[R][2];
+    for (int r = 0; step.in_sequence && r < R; ++r) {
+      load_pair(in[r] + pair, x_new[r][0], x_new[r][1], count);
+      load_pair(dout[r] + pair, dout_new[r][0], dout_new[r][1], count);
     }
-    for (int r = 0; r < R; ++r) {
-      Vec& newest = dpre[W - 1 + r];
-      if (!step.in_sequence) {
-        newest = zero();
-      } else {
-        x[W - 1 + r] = load_lanes(in[r] + c, lanes);
-        store(x_row[W - 1 + r] + c, x[W - 1 + r]);
-        Vec pre = load(filter + W * kGroup);
-        for (int k = 0; k < W; ++k) pre = fma(load(filter + k * kGroup), x[r + k], pre);
-        newest = activation_grad<Silu>(pre, load_lanes(dout[r] + c, lanes));
+    for (int half = 0; half < 2; ++half) {
+      const int64_t c = pair + half * Vec::kLanes;
+      const float* filter = filter_of(f.filter, W, c0 + c);
+      Vec x[W - 1 + R], dpre[W - 1 + R];
+      for (int i = 0; i < W - 1; ++i) {
+        x[i] = load(x_row[i] + c);
+        dpre[i] = load(dpre_row[i] + c);
       }
-      store(dpre_row[W - 1 + r] + c, newest);
-    }
-    if (step.in_sequence && step.summed) {
-      float* sums = partial + grouped(W, c0 + c, 0);
-      for (int k = 0; k < W; ++k) {
-        Vec sum = load(sums + k * kGroup);
-        for (int r = 0; r < R; ++r) sum = fma(dpre[W - 1 + r], x[r + k], sum);
-        store(sums + k * kGroup, sum);
+      for (int r = 0; r < R; ++r) {
+        Vec& newest = dpre[W - 1 + r];
+        if (!step.in_sequence) {
+          newest = zero();
+        } else {
+          x[W - 1 + r] = x_new[r][half];
+          store(x_row[W - 1 + r] + c, x[W - 1 + r]);
+          Vec pre = load(filter + W * kGroup);
+          for (int k = 0; k < W; ++k) pre = fma(load(filter + k * kGroup), x[r + k], pre);
+          newest = activation_grad<Silu>(pre, dout_new[r][half]);
+        }
+        store(dpre_row[W - 1 + r] + c, newest);
       }
-      Vec sum = load(sums + W * kGroup);
-      for (int r = 0; r < R; ++r) sum = sum + dpre[W - 1 + r];
-      store(sums + W * kGroup, sum);
+      if (step.in_sequence && step.summed) {
+        float* sums = filter_of(partial, W, c0 + c);
+        for (int k = 0; k < W; ++k) {
+          Vec sum = load(sums + k * kGroup);
+          for (int r = 0; r < R; ++r) sum = fma(dpre[W - 1 + r], x[r + k], sum);
+          store(sums + k * kGroup, sum);
+        }
+        Vec sum = load(sums + W * kGroup);
+        for (int r = 0; r < R; ++r) sum = sum + dpre[W - 1 + r];
+        store(sums + W * kGroup, sum);
+      }
+      for (int r = 0; step.emits && r < R; ++r) {
+        done[r][half] = load(filter + (W - 1) * kGroup) * dpre[r];
+        for (int i = 1; i < W; ++i) {
+          done[r][half] = fma(load(filter + (W - 1 - i) * kGroup), dpre[r + i], done[r][half]);
+        }
+      }
     }
-    if (!step.emits) return;
-    for (int r = 0; r < R; ++r) {
-      Vec sum = load(filter + (W - 1) * kGroup) * dpre[r];
-      for (int i = 1; i < W; ++i) sum = fma(load(filter + (W - 1 - i) * kGroup), dpre[r + i], sum);
-      store_lanes(dx[r] + c, sum, lanes);
-    }
+    for (int r = 0; step.emits && r < R; ++r) store_pair(dx[r] + pair, done[r][0], done[r][1], count);
   });
 }
 
@@ -148,9 +164,13 @@ template <typename T, int W, bool Silu>
   Ring<W - 1 + kRows> x, dpre;
   for (int64_t time = piece.begin - (W - 1); time < piece.begin; ++time) {
     const T* row = input_row<T, W>(p.forward, piece, time, c0);
-    for_vectors(c1 - c0, [&](int64_t c, int lanes) {
-      store(x.at(time) + c, load_lanes(row + c, lanes));
+    for_pairs(c1 - c0, [&](int64_t c, int count) {
+      Vec a, b;
+      load_pair(row + c, a, b, count);
+      store(x.at(time) + c, a);
+      store(x.at(time) + c + Vec::kLanes, b);
       store(dpre.at(time) + c, zero());
+      store(dpre.at(time) + c + Vec::kLanes, zero());
     });
   }
   const bool gives_state = piece.begin == piece.sequence_begin && piece.state >= 0;
