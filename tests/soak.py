@@ -20,6 +20,7 @@ import kernels
 import soak_calls
 import soak_faults
 import soak_oracle
+import soak_public
 import torch
 
 REFUSALS = (ValueError, TypeError, NotImplementedError)
@@ -36,22 +37,35 @@ def one_call(padfree, ops, seed):
         make = drawn.random.choice(soak_oracle.CALLS)
         make(padfree, drawn)
         return f"{make.__name__}, oracle", "held"
-    make = drawn.random.choice(soak_calls.RAW)
-    arguments = make(ops, drawn)
-    public = soak_calls.public(padfree, make.__name__, arguments) if drawn.random.random() < 0.5 else None
-    if public is None:
-        call, refusals, kind = getattr(ops, make.__name__), RAW_REFUSALS, "raw"
-    else:
-        (call, arguments), refusals, kind = public, REFUSALS, "public"
+    name, call, arguments = _drawn_call(padfree, ops, drawn)
+    kind, refusals = ("raw", RAW_REFUSALS) if _is_raw(call) else ("public", REFUSALS)
     _give(call, arguments)  # right arguments must run
     for _ in range(10):
         with contextlib.suppress(refusals):
             _give(call, soak_faults.spoil(arguments, drawn.random))
-    return f"{make.__name__}, {kind}", "survived"
+    return f"{name}, {kind}", "survived"
+
+
+def _drawn_call(padfree, ops, drawn):
+    """What is called, and the right arguments: a public function, or a raw op, half of them by their public name."""
+    if drawn.random.random() < 0.4:
+        make = drawn.random.choice(soak_public.CALLS)
+        return make.__name__, *make(padfree, drawn)
+    make = drawn.random.choice(soak_calls.RAW)
+    arguments = make(ops, drawn)
+    public = soak_calls.public(padfree, make.__name__, arguments) if drawn.random.random() < 0.5 else None
+    return make.__name__, *(public or (getattr(ops, make.__name__), arguments))
+
+
+def _is_raw(call):
+    return isinstance(call, torch._ops.OpOverloadPacket)
 
 
 def _give(call, arguments):
-    return call(*arguments.values()) if isinstance(call, torch._ops.OpOverloadPacket) else call(**arguments)
+    if _is_raw(call):
+        call(*arguments.values())
+    else:
+        soak_public.backward_too(call(**arguments))
 
 
 def main(words=None):

@@ -168,7 +168,9 @@ def test_nothing_to_do(padfree, device, lengths):
     check(padfree, inputs(*lengths, device=device, packed=True))
 
 
-@pytest.mark.parametrize("shape", [(0, 3, 3), (2, 0, 3), (2, 3, 0)], ids=["batch", "queries", "keys"])
+@pytest.mark.parametrize(
+    "shape", [(0, 3, 3), (2, 0, 3), (2, 3, 0), (2**40, 0, 0)], ids=["batch", "queries", "keys", "huge batch of nothing"]
+)
 def test_empty_dense_inputs(padfree, device, shape):
     batch, seqlen_q, seqlen_k = shape
     q, k = randn(batch, seqlen_q, 2, 8, device=device), randn(batch, seqlen_k, 2, 8, device=device)

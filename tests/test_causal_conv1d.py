@@ -358,6 +358,12 @@ def test_update_conv_state_indices(padfree, circular):
     assert_same_bits(state[[1, 2, 4, 6]], before[[1, 2, 4, 6]])
 
 
+def test_update_takes_strided_integers(padfree):
+    x, state, weight, bias = update_inputs(2, 13, 2, 4, 5, states=3)
+    indices, lengths = (torch.tensor(rows, dtype=torch.int32)[::2] for rows in ([2, 99, 1, 99], [3, -9, 7, -9]))
+    check_update(padfree, x, state, weight, bias, cache_seqlens=lengths, conv_state_indices=indices)
+
+
 @pytest.mark.parametrize("weight_dtype", cases.DTYPES, ids=cases.dtype_id)
 def test_update_weight_dtype_is_free(padfree, weight_dtype):
     x, state, weight, bias = update_inputs(2, 13, 1, 4, 4, BF16)

@@ -558,6 +558,7 @@ DELTA_ERRORS = [
     ({"initial_state": 0}, TypeError, "initial_state must be a tensor, got int"),
     ({"use_qk_l2norm_in_kernel": 1}, TypeError, "use_qk_l2norm_in_kernel must be True or False, got 1"),
     ({"state_v_first": None}, TypeError, "state_v_first must be True or False, got None"),
+    ({"output_final_state": 1}, TypeError, "output_final_state must be True or False, got 1"),
     ({"allow_neg_eigval": True}, ValueError,
      "allow_neg_eigval must be False where use_beta_sigmoid_in_kernel is False, got True"),
     ({"use_gate_in_kernel": True}, ValueError, "A_log must be a tensor where use_gate_in_kernel is True, got None"),
@@ -622,6 +623,7 @@ INPLACE = "initial_state must be float32, contiguous and key-first where inplace
     [
         ({"gk": randn(2, 5, 4, 8)}, NotImplementedError, "gk must be None, got a tensor"),
         ({"gv": randn(2, 5, 4, 6)}, NotImplementedError, "gv must be None, got a tensor"),
+        ({"output_final_state": None}, TypeError, "output_final_state must be True or False, got None"),
         ({"inplace_final_state": 1}, TypeError, "inplace_final_state must be True or False, got 1"),
         ({"inplace_final_state": True}, ValueError, f"{INPLACE} None"),
         ({"inplace_final_state": True, "initial_state": randn(2, 4, 8, 6).half()}, ValueError,

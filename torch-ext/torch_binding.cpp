@@ -18,12 +18,23 @@ int64_t cpu_isa() {
   return -1;
 #endif
 }
+int64_t cpu_amx() {
+#if defined(CPU_KERNEL)
+  const Amx amx = current_amx();
+  return (amx.bfloat16 ? 1 : 0) + (amx.float16 ? 2 : 0);
+#else
+  return 0;
+#endif
+}
 }  // namespace padfree
 
 STABLE_TORCH_LIBRARY(TORCH_EXTENSION_NAME, ops) {
   // The instruction-set path in use, an index into ("generic", "avx2", "avx512"), or -1 in a variant without
   // CPU kernels; raises if PADFREE_ISA is wrong.
   ops.def("cpu_isa() -> int");
+  // In which types plain attention is handed to torch's op: 1 for bfloat16, plus 2 for float16; raises if
+  // PADFREE_AMX is wrong.
+  ops.def("cpu_amx() -> int");
 
   // Dense: q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv); packed (with both cu_seqlens): (T, H, D) and
   // so on. A window of -1 is unbounded on that side, softcap 0 is off. softmax_lse is float32, (B, H, Sq) or
@@ -129,6 +140,7 @@ STABLE_TORCH_LIBRARY(TORCH_EXTENSION_NAME, ops) {
 
 STABLE_TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, ops) {
   ops.impl("cpu_isa", TORCH_BOX(&padfree::cpu_isa));
+  ops.impl("cpu_amx", TORCH_BOX(&padfree::cpu_amx));
 }
 
 #if defined(CPU_KERNEL)

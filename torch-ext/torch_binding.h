@@ -10,6 +10,7 @@
 namespace padfree {
 
 int64_t cpu_isa();
+int64_t cpu_amx();
 
 // kernel-src/attention/cpu/host.cpp
 std::tuple<torch::stable::Tensor, torch::stable::Tensor> attention_fwd(

@@ -13,7 +13,7 @@ namespace padfree::gated_delta_rule {
 constexpr int kChunk = 64;
 constexpr int kMaxHeadDim = 256;
 // A state's value dim is padded to a multiple of this in `states`, whatever the instruction set.
-constexpr int kStatePad = 16;
+constexpr int kStatePad = 32;
 
 // (batch, row, head, head_dim) with a unit last stride. Packed tensors have one batch.
 struct View {

@@ -14,7 +14,7 @@ constexpr int kChunk = 64;
 constexpr int kMaxHeadDim = 256;
 constexpr int kMaxStateDim = 256;
 // A state's head_dim is padded to a multiple of this in `states`, whatever the instruction set.
-constexpr int kStatePad = 16;
+constexpr int kStatePad = 32;
 
 // (batch, row, head or group, channel) with a unit last stride. Packed tensors have one batch.
 struct View {

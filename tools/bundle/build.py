@@ -54,6 +54,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="CUDA kernels for tools/cuda_host, on CPU tensors: never published, lies in .bundle/build-emulated-cuda",
     )
     parser.add_argument(
+        "--emulate-avx512",
+        action="store_true",
+        help="the AVX-512 path in AVX2 instructions, to test it on a CPU without: never published, lies in "
+        ".bundle/build-emulated",
+    )
+    parser.add_argument(
         "--archs",
         nargs="+",
         default=[],
@@ -66,11 +72,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Build every selected variant."""
     build = buildfile.read(args.root)
-    for flag in ("sanitize", "emulate_cuda"):
+    for flag in ("sanitize", "emulate_cuda", "emulate_avx512"):
         if getattr(args, flag) and args.builder != "cmake":
             raise UsageError(f"--{flag.replace('_', '-')} must come with --builder cmake, got {args.builder}")
-    if args.sanitize or args.emulate_cuda:
-        args.out, args.scratch = local_places(args, sanitize=args.sanitize, emulate_cuda=args.emulate_cuda)
+    chosen = {flag: getattr(args, flag) for flag in ("sanitize", "emulate_cuda", "emulate_avx512")}
+    if any(chosen.values()):
+        args.out, args.scratch = local_places(args, **chosen)
     out, scratch = options.places(args)
     for name in matrix.select(build, args.only):
         if args.builder == "nix":
@@ -86,14 +93,17 @@ def run(args: argparse.Namespace) -> int:
                 sanitize=args.sanitize,
                 archs=archs,
                 emulate_cuda=args.emulate_cuda,
+                emulate_avx512=args.emulate_avx512,
             )
     return 0
 
 
-def local_places(args: argparse.Namespace, *, sanitize: bool = False, emulate_cuda: bool = False) -> tuple[Path, Path]:
+def local_places(
+    args: argparse.Namespace, *, sanitize: bool = False, emulate_cuda: bool = False, emulate_avx512: bool = False
+) -> tuple[Path, Path]:
     """``--out`` and ``--scratch`` of builds for tests alone: their own, so that none is taken for a real one."""
     _, scratch = options.places(args)
-    kind = "-".join(("asan",) * sanitize + ("emulated-cuda",) * emulate_cuda)
+    kind = "-".join(("asan",) * sanitize + ("emulated-cuda",) * emulate_cuda + ("emulated",) * emulate_avx512)
     return args.out or scratch / f"build-{kind}", scratch / kind
 
 
@@ -107,13 +117,15 @@ def build_variant(
     sanitize: bool = False,
     archs: tuple[Arch, ...] = (),
     emulate_cuda: bool = False,
+    emulate_avx512: bool = False,
 ) -> Path:
     """Compile one variant; the path of its directory, ``out/<variant>``."""
     started = time.monotonic()
     with _workplace(name, out, scratch) as work:
         origin = provenance.of(build, uid)
         identity = f"_{build.python_name}_{'emulated' if emulate_cuda else name.backend}_{origin.uid}"
-        job = cmake.Job(build, name, identity, work, sanitize, archs, emulate_cuda)
+        identity += "_avx512" * emulate_avx512
+        job = cmake.Job(build, name, identity, work, sanitize, archs, emulate_cuda, emulate_avx512)
         with progress.shown() as show:
             library = cmake.build(job, lambda done, of: show(f"compiling {name}", done, of))
         result = _assemble(job, library, origin, out)

@@ -100,6 +100,11 @@ def _cross_command(system: str) -> str | None:
     return next((name for name in names if shutil.which(name)), None) if system.endswith("-linux") else None
 
 
+def has_header(compiler: Compiler, header: str) -> bool:
+    """Whether ``#include <header>`` works with no directory named."""
+    return process.capture([*compiler.command, "-E", "-x", "c++", "-include", header, os.devnull]) is not None
+
+
 def tool(name: str) -> str:
     """``cmake`` or ``ninja``: the one installed beside the running Python (pip), else the one on PATH."""
     beside = Path(sys.executable).with_name(name)

@@ -34,17 +34,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, help="number of the first call (default: from the clock)")
     parser.add_argument("--calls", type=int, metavar="N", help="stop after so many calls on each path")
     parser.add_argument("--isa", action="append", choices=testing.ISA_PATHS, help="only this path; may be repeated")
+    parser.add_argument("--emulate-avx512", action="store_true", help="on the path avx512 too, as `build` emulates it")
     parser.add_argument("--no-build", action="store_true", help="use the sanitized build that lies there")
 
 
 def run(args: argparse.Namespace) -> int:
     """Build, then call on each path; prints what each part cost."""
     args.only = args.only or [testing.CPU_VARIANTS]
-    out, scratch = build.local_places(args, sanitize=True)
+    out, scratch = build.local_places(args, sanitize=True, emulate_avx512=args.emulate_avx512)
     configuration = buildfile.read(args.root)
     if not args.no_build:
         for name in matrix.select(configuration, args.only):
-            build.build_variant(configuration, name, out=out, scratch=scratch, sanitize=True)
+            build.build_variant(
+                configuration, name, out=out, scratch=scratch, sanitize=True, emulate_avx512=args.emulate_avx512
+            )
     local = testing.local_kernels(configuration.repository, out)
     seed = int(time.time()) if args.seed is None else args.seed
     paths = args.isa or _paths(testing.widest_path(local, preload()))
@@ -57,7 +60,9 @@ def run(args: argparse.Namespace) -> int:
         outcome = parts.run(part(args, isa, local, seed=first, seconds=60 * args.minutes / len(paths), last=last))
         if outcome.code != 0 and last.is_file():
             process.say(
-                f"repeat it: python -m bundle soak --isa {isa} --seed {last.read_text()} --calls 1", style="red"
+                f"repeat it: python -m bundle soak{' --emulate-avx512' * args.emulate_avx512} --isa {isa} "
+                f"--seed {last.read_text()} --calls 1",
+                style="red",
             )
         outcomes.append(outcome)
     parts.conclude("soak", outcomes)

@@ -14,7 +14,8 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from bundle import buildfile, lint, options, parts
+from bundle import build, buildfile, compiler, lint, options, parts
+from bundle.builders import cmake
 from bundle.errors import CheckError, UsageError
 from bundle.parts import Outcome, Part
 
@@ -22,6 +23,9 @@ CPU_VARIANTS = "*cpu*"
 HOST_VARIANT = "*cpu-x86_64-linux"
 ISA_PATHS = ("generic", "avx2", "avx512")
 """Every path a CPU variant may have, narrowest first; a machine has the ones up to its widest."""
+
+EMULATED_TESTS = ("tests/test_gated_delta_rule.py", "tests/test_state_space.py")
+"""What the emulated AVX-512 path is tested with: the ops that have one."""
 
 SUITES = ("lint", "driver", "bundle", "emulated", "e2e")
 
@@ -34,7 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--examples", type=int, metavar="N", help="examples of each property of the bundle (its tests have a default)"
     )
-    parser.add_argument("--suite", action="append", choices=SUITES, help="only this one; may be repeated")
+    parser.add_argument(
+        "--suite",
+        action="append",
+        choices=(*SUITES, "avx512"),
+        help="only this one; may be repeated; avx512, emulated, is run only when named",
+    )
     parser.add_argument("pytest", nargs="*", metavar="-- PYTEST", help="words handed to every pytest, after --")
 
 
@@ -52,6 +61,8 @@ def run(args: argparse.Namespace) -> int:
         outcomes += bundle_suite(args)
     if "emulated" in wanted:
         outcomes += cuda_emulation_suite(args)
+    if "avx512" in wanted:
+        outcomes += emulated_suite(args)
     if "e2e" in wanted:
         outcomes.append(parts.run(_driver_tests("end to end", args, "tests/e2e")))
     parts.conclude("test", outcomes)
@@ -115,6 +126,26 @@ def cuda_emulation_suite(args: argparse.Namespace) -> Iterator[Outcome]:
     }
     command = (sys.executable, "-m", "pytest", "tests", "-m", "kernels_ci", "-q", *args.pytest)
     yield parts.run(Part("bundle tests, CUDA emulated", command, args.root, environment))
+
+
+def emulated_suite(args: argparse.Namespace) -> Iterator[Outcome]:
+    """The AVX-512 path on a CPU that ends at AVX2: a build that emulates it, and the tests of each op."""
+    name = "bundle tests, avx512 emulated"
+    if not compiler.has_header(compiler.find(compiler.host_system()), cmake.SIMDE):
+        yield Outcome(name, skipped=f"<{cmake.SIMDE}> is not installed ({cmake.SIMDE_PACKAGE})")
+        return
+    _, scratch = options.places(args)
+    only = [word for glob in args.only or [CPU_VARIANTS] for word in ("--only", glob)]
+    if not args.no_build:
+        words = ("build", "--emulate-avx512", "--root", str(args.root), "--scratch", str(scratch), *only)
+        outcome = parts.run(Part("build, avx512 emulated", (sys.executable, "-m", "bundle", *words), args.root))
+        yield outcome
+        if outcome.code != 0:
+            return
+    emulated, _ = build.local_places(argparse.Namespace(**{**vars(args), "out": None}), emulate_avx512=True)
+    local = local_kernels(buildfile.read(args.root).repository, emulated)
+    command = (sys.executable, "-m", "pytest", *EMULATED_TESTS, "-m", "kernels_ci", "-q", *args.pytest)
+    yield parts.run(Part(name, command, args.root, {"LOCAL_KERNELS": local, "PADFREE_ISA": "avx512"}))
 
 
 def _driver_tests(name: str, args: argparse.Namespace, *words: str) -> Part:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bundle import lint, options, parts, testing
+from bundle import compiler, lint, options, parts, testing
 from bundle.errors import SuiteError, ToolchainError, UsageError
 from bundle.parts import Outcome, Part
 
@@ -91,13 +91,34 @@ def test_each_path_up_to_the_widest_is_tested_and_the_rest_skipped(
         return Outcome(part.name)
 
     monkeypatch.setattr(parts, "run", record)
-    monkeypatch.setattr(testing, "widest_path", lambda local: "avx2")
+    monkeypatch.setattr(testing, "widest_path", lambda local: "generic")
     args = arguments("--no-build", "--out", str(tmp_path), "--examples", "7")
     outcomes = list(testing.bundle_suite(args))
-    assert [part.env["PADFREE_ISA"] for part in ran] == ["generic", "avx2"]
+    assert [part.env["PADFREE_ISA"] for part in ran] == ["generic"]
     assert {part.env["LOCAL_KERNELS"] for part in ran} == {f"padfree/padfree-flash2={tmp_path}"}
     assert {part.env["PADFREE_EXAMPLES"] for part in ran} == {"7"}
-    assert outcomes[-1].skipped == "the widest path of this build on this machine is avx2"
+    reason = "the widest path of this build on this machine is generic"
+    assert [outcome.skipped for outcome in outcomes] == [None, reason, reason]
+
+
+def test_avx512_is_emulated_when_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ran: list[Part] = []
+
+    def record(part: Part) -> Outcome:
+        ran.append(part)
+        return Outcome(part.name)
+
+    monkeypatch.setattr(parts, "run", record)
+    monkeypatch.setattr(compiler, "has_header", lambda found, header: True)
+    testing.run(arguments("--suite", "avx512", "--scratch", str(tmp_path)))
+    built, tested = ran
+    assert tested.env["PADFREE_ISA"] == "avx512"
+    assert "--emulate-avx512" in built.command
+    assert tested.env["LOCAL_KERNELS"] == f"padfree/padfree-flash2={tmp_path / 'build-emulated'}"
+    assert all((options.REPOSITORY / path).is_file() for path in testing.EMULATED_TESTS)
+    monkeypatch.setattr(compiler, "has_header", lambda found, header: False)
+    (skipped,) = testing.emulated_suite(arguments("--no-build"))
+    assert skipped.skipped == "<simde/x86/avx512.h> is not installed (libsimde-dev)"
 
 
 def test_two_builds_lie_side_by_side(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

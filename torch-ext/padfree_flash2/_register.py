@@ -8,6 +8,7 @@ _ISA_NAMES = ("generic", "avx2", "avx512")
 
 # Read once, at import: a wrong PADFREE_ISA stops the load with its own message instead of a later call.
 _ISA = (*_ISA_NAMES, "cuda")[ops.cpu_isa()]  # -1: the last one
+_AMX = ops.cpu_amx()
 
 
 def isa() -> str:
@@ -17,6 +18,15 @@ def isa() -> str:
     The environment variable ``PADFREE_ISA``, read once when the bundle is loaded, forces a path.
     """
     return _ISA
+
+
+def handed_to_torch() -> tuple:
+    """The dtypes in which plain CPU attention is computed by torch's op, which uses the CPU's matrix unit (AMX).
+
+    The environment variable ``PADFREE_AMX``, read once when the bundle is loaded, forbids it (0) or does it on any CPU
+    (1); unset, ``PADFREE_ISA`` forbids it too.
+    """
+    return (torch.bfloat16,) * (_AMX & 1) + (torch.float16,) * (_AMX >> 1)
 
 
 # ---- attention -------------------------------------------------------------------------------------------------------
@@ -142,7 +152,7 @@ torch.library.register_autograd(
 # ---- gated delta rule ------------------------------------------------------------------------------------------------
 
 # kChunk and kStatePad of kernel-src/gated_delta_rule/params.h: they make the shape of the states that forward saves.
-_DELTA_CHUNK, _DELTA_STATE_PAD = 64, 16
+_DELTA_CHUNK, _DELTA_STATE_PAD = 64, 32
 
 
 def _delta_state(q, v, beta, cu_seqlens, wanted=True):
@@ -215,7 +225,7 @@ torch.library.register_autograd(add_op_namespace_prefix("gated_delta_rule_bwd"),
 # ---- state space -----------------------------------------------------------------------------------------------------
 
 # kChunk and kStatePad of kernel-src/state_space/params.h: they make the shape of the states that forward saves.
-_SCAN_CHUNK, _SCAN_STATE_PAD = 64, 16
+_SCAN_CHUNK, _SCAN_STATE_PAD = 64, 32
 
 
 def _scan_states(x, dt, B, cu_seqlens, wanted=True):

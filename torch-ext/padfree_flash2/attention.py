@@ -54,7 +54,8 @@ def flash_attn_func(
         window_size: (left, right) keys seen beside a query's own position, -1 for all.
         softcap: cap of the scores, 0.0 for none.
         alibi_slopes: (heads_q,) or (batch, heads_q) float32; takes no gradient.
-        deterministic: accepted in both settings: the same call gives the same bits, with any number of threads, always.
+        deterministic: accepted in both settings: the same call gives the same bits, with any number of threads, always
+            (but for what a CPU with AMX hands to torch: docs/numerics.md).
         return_attn_probs: also return the log-sum-exp.
         s_aux: attention sinks, (heads_q,), any of the three dtypes, differentiable.
         learnable_sink: another name for s_aux.

@@ -81,7 +81,7 @@ def chunk_gated_delta_rule(
     call = arguments.checked(
         op, q, k, v, g, beta, scale, initial_state, use_qk_l2norm_in_kernel, cu_seqlens, state_v_first
     )
-    return _chunk(call, output_final_state, state_v_first)
+    return _chunk(op, call, output_final_state, state_v_first)
 
 
 def fused_recurrent_gated_delta_rule(
@@ -196,7 +196,7 @@ def chunk_kda(
     call = arguments.checked(
         op, q, k, v, g, beta, scale, initial_state, use_qk_l2norm_in_kernel, cu_seqlens, state_v_first
     )
-    return _chunk(call, output_final_state, state_v_first)
+    return _chunk(op, call, output_final_state, state_v_first)
 
 
 def fused_recurrent_kda(
@@ -239,8 +239,9 @@ def fused_recurrent_kda(
 
 
 def _chunk(
-    call: arguments.Call, output_final_state: bool, v_first: bool
+    op: str, call: arguments.Call, output_final_state: bool, v_first: bool
 ) -> tuple[torch.Tensor, Optional[torch.Tensor]]:
+    checks.require_bool(op, "output_final_state", output_final_state)
     out, final_state, _ = ops.gated_delta_rule_fwd(*call, output_final_state, call.wants_gradient())
     return out, _state_out(final_state, v_first) if output_final_state else None
 
@@ -253,6 +254,7 @@ def _recurrent(
     v_first: bool,
     inplace: bool,
 ) -> tuple[torch.Tensor, Optional[torch.Tensor]]:
+    checks.require_bool(op, "output_final_state", output_final_state)
     checks.require_bool(op, "inplace_final_state", inplace)
     if inplace:
         if call.initial_state is None or call.initial_state is not given_state or not given_state.is_contiguous():
@@ -266,7 +268,7 @@ def _recurrent(
         out = ops.gated_delta_rule_update(q, k, v, g, beta, state, cu_seqlens, scale, l2norm)
         return out, state if output_final_state else None
     if call.wants_gradient():
-        return _chunk(call, output_final_state, v_first)
+        return _chunk(op, call, output_final_state, v_first)
     out, final_state = ops.gated_delta_rule_recurrent(*call)
     return out, _state_out(final_state, v_first) if output_final_state else None
 

@@ -6,7 +6,7 @@ from typing import Optional
 import torch
 
 from . import functions, integrity
-from ._register import isa
+from ._register import handed_to_torch, isa
 
 # The newest pair known to work together; others may, and are named when they are met.
 TESTED = {"transformers": "5.22.2", "kernels": "0.17.2"}
@@ -43,6 +43,11 @@ def untested() -> Optional[str]:
     return f"tested with {ours}, got {theirs}"
 
 
+def _handed_over() -> str:
+    dtypes = " and ".join(str(dtype).removeprefix("torch.") for dtype in handed_to_torch())
+    return f" (plain {dtypes} attention by torch, in AMX)" if dtypes else ""
+
+
 def describe(model, wired) -> Report:
     """The report on a model; ``wired`` is what `wiring` keeps of it, None before ``enable`` and after ``disable``."""
     about, origin = integrity.metadata(), integrity.origin()
@@ -51,7 +56,8 @@ def describe(model, wired) -> Report:
     lines = [
         "padfree-flash2 report",
         f"  build       {origin.path.name}, id {about['id']}, version {about['version']}, from {source}",
-        f"  machine     {platform.machine()} {platform.system()}, CPU path {isa()}, {torch.get_num_threads()} threads",
+        f"  machine     {platform.machine()} {platform.system()}, CPU path {isa()}{_handed_over()}, "
+        f"{torch.get_num_threads()} threads",
         f"  versions    python {platform.python_version()}, torch {torch.__version__}, "
         + ", ".join(f"{name} {version}" for name, version in versions().items())
         + (f" ({untested()})" if untested() else ""),

@@ -204,6 +204,9 @@ std::vector<Sequence> sequences_of(const Tensor& q, const Tensor& k, const Optio
   const int64_t count = options.packed() ? options.cu_seqlens_q->size(0) - 1 : q.size(0);
   if (options.paged()) check_dim(kOp, "block_table", *options.block_table, 2);
   const int64_t capacity = options.paged() ? options.block_table->size(1) * k.size(1) : k.size(1);
+  const bool whole = !options.packed() && !options.seqused_q && !options.seqused_k &&
+                     !options.cache_batch_idx && !options.leftpad_k && !options.paged();
+  if (whole && q.size(1) == 0 && capacity == 0) return {};  // a batch of nothing may say that it is huge
   std::vector<Sequence> sequences =
       options.packed() ? packed_sequences_of(q, k, options) : dense_sequences(count, q.size(1), capacity);
   const int32_t* used_q = used_rows("seqused_q", options.seqused_q, sequences, count, &Sequence::seqlen_q);

@@ -12,6 +12,7 @@
 #include "attention/cpu/checks.h"
 #include "attention/cpu/kernels.h"
 #include "attention/cpu/plan.h"
+#include "attention/cpu/torch_op.h"
 #include "attention/params.h"
 #include "common/checks.h"
 #include "common/cpu/kernel_table.h"
@@ -74,6 +75,9 @@ std::tuple<Tensor, Tensor> forward_op(Tensor q, Tensor k, Tensor v, const Option
   v = unit_last_stride(v);
   std::vector<Sequence> sequences = sequences_of(q, k, options);
   Params params = params_of(q, k, v, options);
+  if (torch_op_takes(params, options, sequences)) {
+    return torch_op_forward(params, q, k, v, options, sequences);
+  }
   std::vector<int64_t> shape = shape_of(q);
   shape.back() = params.head_dim_v;
   Tensor out = new_result(q, shape);
@@ -150,6 +154,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward_op(Tensor dout, std:
   lse = unit_last_stride(lse);
   std::vector<Sequence> sequences = sequences_of(q, k, options);
   Params params = params_of(q, k, v, options);
+  if (!dlse.has_value() && torch_op_takes(params, options, sequences)) {
+    const auto [dq, dk, dv] = torch_op_backward(params, dout, q, k, v, out, lse, options, sequences);
+    return {dq, dk, dv, new_floats(q, {0}), new_floats(q, {0})};
+  }
   Tensor dq = new_result(q, shape_of(q));
   Tensor dk = new_result(k, shape_of(k));
   Tensor dv = new_result(v, shape_of(v));

@@ -135,12 +135,13 @@ void run_forward(const Inputs& in, const Tensor& out, Layout layout) {
       &forward.params());
 }
 
-// int32 [B] whose values an op reads itself; null if absent.
-const int32_t* batch_integers(const char* argument, const std::optional<Tensor>& tensor, int64_t batch) {
+// int32 [B] whose values an op reads itself; null if absent. A strided tensor is replaced by a copy.
+const int32_t* batch_integers(const char* argument, std::optional<Tensor>& tensor, int64_t batch) {
   if (!tensor) return nullptr;
   check_device(kOpUpdate, argument, *tensor);
   check_dim(kOpUpdate, argument, *tensor, 1);
   check_size(kOpUpdate, argument, *tensor, 0, batch);
+  if (!tensor->is_contiguous()) tensor = torch::stable::contiguous(*tensor);
   return int32_data(kOpUpdate, argument, *tensor);
 }
 

@@ -12,7 +12,8 @@
 namespace padfree::gated_delta_rule {
 namespace {
 
-constexpr int kBlock = 16;  // a multiple of every kPanel, a divisor of kChunk
+constexpr int kBlock = kPanel < 16 ? 16 : kPanel;
+static_assert(kBlock % kPanel == 0 && kChunk % kBlock == 0);
 
 struct ChannelGate {
   Gated gated;

@@ -23,7 +23,7 @@ namespace {
 constexpr const char* kOp = "gated_delta_rule";
 
 const Kernels& current_kernels() {
-  return kernels_in_use<generic::kernels, avx2::kernels>();
+  return kernels_in_use<generic::kernels, avx2::kernels, avx512::kernels>();
 }
 
 // What every op takes.

@@ -22,6 +22,8 @@
 namespace padfree::gated_delta_rule {
 namespace {
 
+static_assert(kStatePad % kPanel == 0, "saved states hold whole panels on every path");
+
 template <auto kSpace>
 int64_t floats_of(const Params& p) {
   Arena arena{nullptr};

@@ -22,5 +22,8 @@ extern const Kernels kernels;
 namespace avx2 {
 extern const Kernels kernels;
 }
+namespace avx512 {
+extern const Kernels kernels;
+}
 
 }  // namespace padfree::gated_delta_rule

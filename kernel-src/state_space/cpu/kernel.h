@@ -21,6 +21,8 @@
 namespace padfree::state_space {
 namespace {
 
+static_assert(kStatePad % kPanel == 0, "saved states hold whole panels on every path");
+
 template <auto kSpace>
 int64_t floats_of(const Params& p) {
   Arena arena{nullptr};

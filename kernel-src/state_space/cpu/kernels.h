@@ -25,5 +25,8 @@ extern const Kernels kernels;
 namespace avx2 {
 extern const Kernels kernels;
 }
+namespace avx512 {
+extern const Kernels kernels;
+}
 
 }  // namespace padfree::state_space

@@ -44,6 +44,12 @@ SANITIZED_FLAGS = (*SANITIZERS, "-fno-omit-frame-pointer", "-g1")
 """The first bad access or undefined operation ends the process and names its line. g++'s way: the run-time library must
 be the first one loaded, LD_PRELOAD=$(g++ -print-file-name=libasan.so)."""
 
+SIMDE, SIMDE_PACKAGE = "simde/x86/avx512.h", "libsimde-dev"
+EMULATION = Path(__file__).parent / "emulation"
+EMULATED_FLAGS = (f"-I{EMULATION}", "-mavx2", "-Wno-psabi", "-fno-tree-sra")
+"""In the place of -mavx512*: the intrinsics come from emulation/immintrin.h, so that kernel_avx512.cpp holds AVX2.
+Without -fno-tree-sra gcc 12 falls over its own feet (an internal error in that pass)."""
+
 PY_LIMITED_API = "0x03090000"
 _NINJA_STEP = re.compile(r"\[(\d+)/(\d+)\]")
 
@@ -53,7 +59,8 @@ OnStep = Callable[[int, int], None]
 @dataclass(frozen=True)
 class Job:
     """One variant to compile. ``id`` is the module's name and the op namespace; ``sanitize``: see SANITIZED_FLAGS;
-    ``archs``: what a CUDA variant is compiled for; ``emulate_cuda``: its kernels are compiled for tools/cuda_host."""
+    ``archs``: what a CUDA variant is compiled for; ``emulate_cuda``: its kernels are compiled for tools/cuda_host;
+    ``emulate_avx512``: see EMULATED_FLAGS."""
 
     build: BuildFile
     variant: Variant
@@ -62,6 +69,7 @@ class Job:
     sanitize: bool = False
     archs: tuple[Arch, ...] = ()
     emulate_cuda: bool = False
+    emulate_avx512: bool = False
 
     @property
     def sections(self) -> tuple[Section, ...]:
@@ -111,6 +119,9 @@ def build(job: Job, on_step: OnStep | None = None) -> Path:
     found = compiler.find(job.variant.system or compiler.host_system())
     if job.sanitize and found.family != "g++":
         raise ToolchainError(f"{job.variant}: g++ wanted for --sanitize, got {found}", hint="Set CXX=g++.")
+    if job.emulate_avx512 and not compiler.has_header(found, SIMDE):
+        hint = f"apt-get install {SIMDE_PACKAGE} (Debian, Ubuntu)."
+        raise ToolchainError(f"{job.variant}: <{SIMDE}> wanted for --emulate-avx512", hint=hint)
     write_generated(job, found.family)
     cmake, ninja = compiler.tool("cmake"), compiler.tool("ninja")
     toolkit = job.toolkit
@@ -259,12 +270,21 @@ def _section(job: Job, section: Section, *, define: bool) -> str:
     if section.include:
         directories = ";".join(str(job.source / path) for path in section.include)
         lines.append(f'set_property(SOURCE {files} APPEND PROPERTY INCLUDE_DIRECTORIES "{directories}")')
-    flags = [flag if flag != "-O3" or not job.sanitize else "-O1" for flag in section.cxx_flags]
-    if flags:
+    if flags := _flags(job, section):
         lines.append(f'set_property(SOURCE {files} APPEND PROPERTY COMPILE_OPTIONS "{";".join(flags)}")')
     if define:
         lines.append(f"set_property(SOURCE {files} APPEND PROPERTY COMPILE_DEFINITIONS {EXTENSION_MACRO}={job.id})")
+    if job.emulate_avx512 and any(path.name == "isa.cpp" for path in section.sources):
+        lines.append(f"set_property(SOURCE {files} APPEND PROPERTY COMPILE_DEFINITIONS PADFREE_EMULATE_AVX512)")
     return f"\n# [{section.name}]\n" + "\n".join(lines) + "\n" if files and lines else ""
+
+
+def _flags(job: Job, section: Section) -> list[str]:
+    flags = ["-O1" if flag == "-O3" and job.sanitize else flag for flag in section.cxx_flags]
+    kept = [flag for flag in flags if not flag.startswith("-mavx512")]
+    if not job.emulate_avx512 or kept == flags:
+        return flags
+    return [*EMULATED_FLAGS, *("-O2" if flag == "-O3" else flag for flag in kept)]
 
 
 def _names_extension(job: Job) -> bool:

@@ -24,7 +24,8 @@ _WIDE = re.compile(
     r"v\w+|k(?:mov|and|andn|or|xnor|xor|not|test|ortest|shiftl|shiftr|unpck\w\w|add)[bwdq]"
     r"|andn|bextr|blsi|blsmsk|blsr|bzhi|mulx|pdep|pext|rorx|sarx|shlx|shrx"
 )
-_WIDE_REGISTER = re.compile(r"%[yz]mm\d")
+_WIDE_REGISTER = re.compile(r"%ymm\d")
+_AVX512_REGISTER = re.compile(r"%zmm\d|%[xy]mm(?:1[6-9]|2\d|3[01])\b|%k[0-7]\b")
 
 # The exception tables refer to it through a weak pointer that the compiler puts into each object; it holds no code.
 _HARMLESS_WEAK = frozenset({"DW.ref.__gxx_personality_v0"})
@@ -72,20 +73,28 @@ def _isa_object(path: Path, name: str, isa: str) -> Iterator[str]:
             yield f"{name} defines {readable[symbol.name]} weakly: baseline code may get this {isa} copy"
         elif symbol.kind in "TDBR" and not in_isa_namespace(symbol.name, isa):
             yield f"{name} exports {readable[symbol.name]}, which is not in padfree::<op>::{isa}"
+    for function, needed, text in _first_wide(path):
+        if needed not in (isa, "avx2"):
+            yield f"{name}: {_readable(function.name)} holds `{text}`, which {isa} has not"
 
 
 def _baseline_object(path: Path, name: str) -> Iterator[str]:
-    for function, text in _first_wide(path):
-        yield f"{name}: {_readable(function.name)} holds `{text}` but is built for every CPU"
+    seen: set[Function] = set()
+    for function, _, text in _first_wide(path):
+        if function not in seen:
+            seen.add(function)
+            yield f"{name}: {_readable(function.name)} holds `{text}` but is built for every CPU"
 
 
 def library(target: Subject) -> Iterator[str]:
-    """In the library, AVX occurs only in functions of padfree::<op>::<isa> and in local ones of kernel_<isa>.cpp."""
+    """In the library, AVX occurs only in functions of padfree::<op>::<isa> and in local ones of kernel_<isa>.cpp;
+    AVX-512 only in those of avx512."""
     _x86_only(target)
-    for function, text in _first_wide(target.library):
-        if isa_of(function.file or "") or any(in_isa_namespace(function.name, isa) for isa in ISAS):
-            continue
-        yield f"{_readable(function.name)} holds `{text}` outside padfree::<op>::<isa>"
+    for function, needed, text in _first_wide(target.library):
+        own = isa_of(function.file or "") or next((isa for isa in ISAS if in_isa_namespace(function.name, isa)), None)
+        if own is None or needed not in (own, "avx2"):
+            place = "<isa>" if own is None else needed
+            yield f"{_readable(function.name)} holds `{text}` outside padfree::<op>::{place}"
 
 
 def _readable(mangled: str) -> str:
@@ -97,22 +106,24 @@ def _x86_only(target: Subject) -> None:
         raise Skipped(f"{target.variant.platform} has one instruction set here")
 
 
-def _first_wide(path: Path) -> Iterator[tuple[Function, str]]:
-    """Each function that has a wide instruction, with the first one."""
-    seen: set[Function] = set()
+def _first_wide(path: Path) -> Iterator[tuple[Function, str, str]]:
+    """The first instruction of each function that is wide, and the first that needs AVX-512: function, ISA, text."""
+    seen: set[tuple[Function, str]] = set()
     for function, text in binutils.instructions(path):
-        if function not in seen and is_wide(text):
-            seen.add(function)
-            yield function, " ".join(text.split("#")[0].split())
+        needed = isa_needed(text)
+        if needed is not None and (function, needed) not in seen:
+            seen.add((function, needed))
+            yield function, needed, " ".join(text.split("#")[0].split())
 
 
-def is_wide(instruction: str) -> bool:
-    """Whether an AT&T-syntax instruction needs more than the x86-64 baseline: VEX or EVEX coded."""
+def isa_needed(instruction: str) -> str | None:
+    """What of ISAS an AT&T-syntax instruction needs: avx512 with its registers, avx2 where VEX coded; None: neither."""
     words = instruction.split()
     mnemonic = next((word for word in words if word not in _PREFIXES), "")
-    if _WIDE_REGISTER.search(instruction):
-        return True
-    return bool(_WIDE.fullmatch(mnemonic)) and not _BASELINE_V.fullmatch(mnemonic)
+    if _AVX512_REGISTER.search(instruction):
+        return "avx512"
+    wide = _WIDE_REGISTER.search(instruction) or (_WIDE.fullmatch(mnemonic) and not _BASELINE_V.fullmatch(mnemonic))
+    return "avx2" if wide else None
 
 
 _PREFIXES = frozenset({"lock", "rep", "repz", "repnz", "data16", "cs", "ds", "es", "fs", "gs", "ss", "bnd", "notrack"})

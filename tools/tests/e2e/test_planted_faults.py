@@ -341,6 +341,40 @@ def test_wide_instructions_in_a_baseline_file(make: Make) -> None:
     assert only(isa.library, target).startswith("padfree::scale::generic::run(float*) holds `v")
 
 
+AVX512 = """
+        #include <immintrin.h>
+        namespace padfree::scale::{isa} {{
+        __attribute__((target("avx512f"))) void run(float* x) {{ _mm512_storeu_ps(x, _mm512_setzero_ps()); }}
+        }}"""
+
+
+def test_avx512_in_an_avx2_file(make: Make) -> None:
+    target = make({"kernel_avx2.cpp": AVX512.format(isa="avx2")})
+    assert only(isa.objects, target).endswith("`, which avx2 has not")
+    assert only(isa.library, target).endswith("` outside padfree::<op>::avx512")
+
+
+def test_avx512_in_its_own_file(make: Make) -> None:
+    target = make({"kernel_avx512.cpp": AVX512.format(isa="avx512")})
+    assert [*found(isa.objects, target), *found(isa.library, target)] == []
+
+
+@pytest.mark.parametrize(
+    ("instruction", "isa_needed"),
+    [
+        ("vmovups %zmm16,(%rax)", "avx512"),
+        ("vaddps %xmm16,%xmm1,%xmm2", "avx512"),
+        ("vmovdqu16 %ymm3,(%rsi){%k1}", "avx512"),
+        ("kmovw %eax,%k1", "avx512"),
+        ("vaddps %ymm15,%ymm1,%ymm2", "avx2"),
+        ("rep stos %al,%es:(%rdi)", None),
+        ("addps %xmm15,%xmm1", None),
+    ],
+)
+def test_what_an_instruction_needs(instruction: str, isa_needed: str | None) -> None:
+    assert isa.isa_needed(instruction) == isa_needed
+
+
 def test_strip_keeps_what_the_isa_check_reads(make: Make) -> None:
     target = make(KERNELS)
     before = binutils.symbols(target.library)

@@ -14,6 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from bundle import compiler
+from bundle.builders.cmake import EMULATED_FLAGS, SIMDE, SIMDE_PACKAGE
+
 ROOT = Path(__file__).resolve().parents[3]
 
 _SOURCE = """
@@ -60,23 +63,35 @@ extern "C" void quads_bfloat16(const BFloat16* in, BFloat16* out, float* apart, 
 extern "C" int lanes() {{ return Vec::kLanes; }}
 """
 
-_FLAGS = {"generic": [], "avx2": ["-mavx2", "-mfma", "-mf16c"]}
+_AVX2 = ["-mavx2", "-mfma", "-mf16c"]
+_FLAGS = {
+    "generic": [],
+    "avx2": _AVX2,
+    "avx512": [*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"],
+    "avx512 emulated": [*_AVX2, *EMULATED_FLAGS],
+}
 
 
-def _cpu_has(isa: str) -> bool:
-    return isa == "generic" or "avx2" in Path("/proc/cpuinfo").read_text()
+def _reason_against(path: str) -> str | None:
+    isa, _, emulated = path.partition(" ")
+    wanted = "avx2" if emulated else isa
+    if isa != "generic" and wanted not in Path("/proc/cpuinfo").read_text():
+        return f"this machine has no {wanted}"
+    if emulated and not compiler.has_header(compiler.find(compiler.host_system()), SIMDE):
+        return f"<{SIMDE}> is not installed ({SIMDE_PACKAGE})"
+    return None
 
 
 @pytest.fixture(scope="module", params=list(_FLAGS))
 def layer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    isa = request.param
-    if not _cpu_has(isa):
-        pytest.skip(f"this machine has no {isa}")
+    if reason := _reason_against(request.param):
+        pytest.skip(reason)
+    isa = request.param.split()[0]
     folder = tmp_path_factory.mktemp(isa)
     source = folder / "layer.cpp"
     source.write_text(_SOURCE.format(isa=isa))
     library = folder / "layer.so"
-    command = ["g++", "-std=c++20", "-O3", "-shared", "-fPIC", *_FLAGS[isa], f"-I{ROOT / 'kernel-src'}"]
+    command = ["g++", "-std=c++20", "-O3", "-shared", "-fPIC", *_FLAGS[request.param], f"-I{ROOT / 'kernel-src'}"]
     subprocess.run([*command, str(source), "-o", str(library)], check=True)
     loaded = ctypes.CDLL(str(library))
     for name in ("lane_sum", "lane_max", "scalar_round_trip_float16", "scalar_round_trip_bfloat16"):
