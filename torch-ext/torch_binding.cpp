@@ -170,6 +170,7 @@ STABLE_TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CPU, ops) {
 #define PADFREE_CUDA_KEY CUDA
 #endif
 STABLE_TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, PADFREE_CUDA_KEY, ops) {
+  ops.impl("attention_fwd", TORCH_BOX(&padfree::attention_fwd));
   ops.impl("causal_conv1d_fwd", TORCH_BOX(&padfree::causal_conv1d_fwd));
   ops.impl("causal_conv1d_fwd_out", TORCH_BOX(&padfree::causal_conv1d_fwd_out));
   ops.impl("causal_conv1d_bwd", TORCH_BOX(&padfree::causal_conv1d_bwd));

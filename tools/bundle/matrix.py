@@ -1,7 +1,8 @@
 """The build matrix as data (matrix.toml), and which of its cells can be built: the plan.
 
 A cell is left out for one of two reasons: the project cannot be compiled for it (build.toml lists no such backend,
-another stable ABI, or x86 flags), which is true everywhere, or this machine cannot, which another runner can.
+another stable ABI, or x86 flags), which is true everywhere, or this machine cannot, which another runner can. A draft
+is built and checked wherever it can be, and left out of what is published.
 """
 
 from __future__ import annotations
@@ -29,14 +30,15 @@ class Cell:
     left_out: str | None = None
 
 
-def read(path: Path = MATRIX_FILE) -> tuple[tuple[Variant, str], ...]:
-    """Variant and runner of every cell; ConfigError when matrix.toml is wrong."""
+def read(path: Path = MATRIX_FILE) -> tuple[tuple[Variant, str, str | None], ...]:
+    """Variant, runner and what makes it a draft, of every cell; ConfigError when matrix.toml is wrong."""
     try:
         cells = tomllib.loads(path.read_text(encoding="utf-8"))["cell"]
-        rows = tuple((variant.parse(cell["variant"]), str(cell["runner"])) for cell in cells)
+        rows = tuple((variant.parse(cell["variant"]), str(cell["runner"]), cell.get("draft")) for cell in cells)
     except (tomllib.TOMLDecodeError, KeyError, TypeError) as error:
         raise ConfigError(f"{path.name}: [[cell]] tables with variant and runner wanted, got {error}") from None
-    doubled = {str(name) for name, _ in rows if [other for other, _ in rows].count(name) > 1}
+    names = [name for name, _, _ in rows]
+    doubled = {str(name) for name in names if names.count(name) > 1}
     if doubled:
         raise ConfigError(f"{path.name}: {', '.join(sorted(doubled))} is listed twice")
     return rows
@@ -47,7 +49,7 @@ def plan(
 ) -> tuple[Cell, ...]:
     """Every cell that matches ``only`` (all, when empty), each with the reason it is left out or None.
 
-    ``here=False`` asks what the project builds on whatever machine; ``here=True`` what this one can build.
+    ``here=False`` asks what the project publishes, built on whatever machine; ``here=True`` what this one can build.
     """
     patterns = tuple(only)
     rows = [row for row in read(path) if not patterns or any(fnmatchcase(str(row[0]), glob) for glob in patterns)]
@@ -56,7 +58,10 @@ def plan(
             f"no variant matches --only {' '.join(patterns)}",
             hint="`python -m bundle plan` lists the variants there are.",
         )
-    return tuple(Cell(name, runner, _reason(build, name, here)) for name, runner in rows)
+    return tuple(
+        Cell(name, runner, _reason(build, name, here) or (None if here or draft is None else f"a draft: {draft}"))
+        for name, runner, draft in rows
+    )
 
 
 def select(build: BuildFile, only: Iterable[str] = (), *, path: Path = MATRIX_FILE) -> tuple[Variant, ...]:

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from bundle import build, buildfile, compiler, lint, options, parts
+from bundle import build, buildfile, compiler, cuda, lint, options, parts, variant
 from bundle.builders import cmake
 from bundle.errors import CheckError, UsageError
 from bundle.parts import Outcome, Part
@@ -27,7 +27,7 @@ ISA_PATHS = ("generic", "avx2", "avx512")
 EMULATED_TESTS = ("tests/test_gated_delta_rule.py", "tests/test_state_space.py")
 """What the emulated AVX-512 path is tested with: the ops that have one."""
 
-SUITES = ("lint", "driver", "bundle", "emulated", "e2e")
+SUITES = ("lint", "driver", "bundle", "emulated", "cuda", "e2e")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,6 +63,8 @@ def run(args: argparse.Namespace) -> int:
         outcomes += cuda_emulation_suite(args)
     if "avx512" in wanted:
         outcomes += emulated_suite(args)
+    if "cuda" in wanted:
+        outcomes += cuda_suite(args)
     if "e2e" in wanted:
         outcomes.append(parts.run(_driver_tests("end to end", args, "tests/e2e")))
     parts.conclude("test", outcomes)
@@ -146,6 +148,27 @@ def emulated_suite(args: argparse.Namespace) -> Iterator[Outcome]:
     local = local_kernels(buildfile.read(args.root).repository, emulated)
     command = (sys.executable, "-m", "pytest", *EMULATED_TESTS, "-m", "kernels_ci", "-q", *args.pytest)
     yield parts.run(Part(name, command, args.root, {"LOCAL_KERNELS": local, "PADFREE_ISA": "avx512"}))
+
+
+CUDA_VARIANT = "torch-stable-abi211-cu130-x86_64-linux"
+CUDA_ARCHS = ("8.0", "12.1+PTX")
+"""The oldest and the newest: all of them take too long for each test."""
+
+
+def cuda_suite(args: argparse.Namespace) -> Iterator[Outcome]:
+    """Compile a CUDA variant for two architectures and check it; no GPU is needed, nvcc is."""
+    out, scratch = options.places(args)
+    name, reason = "CUDA build", cuda.reason_against(variant.parse(CUDA_VARIANT), args.root)
+    if reason is not None:
+        yield Outcome(name, skipped=reason)
+        return
+    own = ("--root", str(args.root), "--scratch", str(scratch), "--out", str(out), "--only", CUDA_VARIANT)
+    steps = {name: ("build", *own, "--archs", *CUDA_ARCHS), "CUDA check": ("check", *own)}
+    for step, words in () if args.no_build else steps.items():
+        outcome = parts.run(Part(step, (sys.executable, "-m", "bundle", *words), args.root))
+        yield outcome
+        if outcome.code != 0:
+            return
 
 
 def _driver_tests(name: str, args: argparse.Namespace, *words: str) -> Part:

@@ -112,3 +112,18 @@ def test_a_wrong_matrix_is_named(tmp_path: Path, text: str, message: str) -> Non
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match=message):
         matrix.read(path)
+
+
+def test_a_draft_is_built_and_not_published(tmp_path: Path, checkout: Path) -> None:
+    path = tmp_path / "matrix.toml"
+    path.write_text(
+        f'[[cell]]\nvariant = "{X86}"\nrunner = "somewhere"\ndraft = "nobody has run it"\n', encoding="utf-8"
+    )
+    build = buildfile.read(checkout)
+    assert [cell.left_out for cell in matrix.plan(build, path=path)] == [None]
+    assert [cell.left_out for cell in matrix.plan(build, path=path, here=False)] == ["a draft: nobody has run it"]
+
+
+def test_nothing_of_cuda_is_published_yet() -> None:
+    drafts = {name.backend for name, _, draft in matrix.read() if draft is not None}
+    assert drafts == {"cuda"}

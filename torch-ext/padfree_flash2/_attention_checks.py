@@ -5,9 +5,13 @@ from typing import Any, NamedTuple, Optional, Union
 import torch
 
 from . import _checks as checks
+from ._ops import ops
 
 OP = "attention"
-MAX_HEAD_DIM = 512
+CUDA = ops.cpu_isa() < 0
+"""Whether this variant's kernels are the CUDA ones, which do not take everything yet."""
+MAX_HEAD_DIM = 256 if CUDA else 512
+_ON = " on cuda" if CUDA else ""
 
 MaxSeqlen = Union[int, torch.Tensor]
 Window = tuple[int, int]
@@ -43,9 +47,29 @@ def check_qkv(
         checks.require_size(OP, names[1], v, dim, k.shape[dim])
     for name, size in (("head_dim", head_dim), (f"head_dim of {names[1]}", v.shape[-1])):
         if size < 1:
-            raise ValueError(f"{OP}: {name} must be 1 to {MAX_HEAD_DIM}, got {size}")
+            raise ValueError(f"{OP}: {name} must be 1 to {MAX_HEAD_DIM}{_ON}, got {size}")
         if size > MAX_HEAD_DIM:
-            raise NotImplementedError(f"{OP}: {name} must be 1 to {MAX_HEAD_DIM}, got {size}")
+            raise NotImplementedError(f"{OP}: {name} must be 1 to {MAX_HEAD_DIM}{_ON}, got {size}")
+    if CUDA:
+        _check_built(q, k, v)
+
+
+def _check_built(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    """What only the CPU kernels take, of the tensors that every call has."""
+    if q.dtype == torch.float32:
+        raise NotImplementedError(f"{OP}: q must be bfloat16 or float16 on cuda, got float32")
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        raise NotImplementedError(
+            f"{OP}: q, k and v must not require gradients on cuda, where the backward is not built yet "
+            "(use torch.no_grad())"
+        )
+
+
+def refuse_unbuilt(name: str, value: Any, wanted: Any = None) -> None:
+    """An option that the CUDA kernels do not take yet, by its name."""
+    if CUDA and value is not wanted and (wanted is None or value != wanted):
+        got = type(value).__name__ if wanted is None else value
+        raise NotImplementedError(f"{OP}: {name} must be {wanted} on cuda, where it is not built yet, got {got}")
 
 
 def scores(q: torch.Tensor, softmax_scale: Any, causal: Any, window_size: Any, softcap: Any) -> Scores:
@@ -85,6 +109,10 @@ def modifiers(
     """The op's next arguments: sinks, alibi_slopes, dropout_p and the seed of the dropout."""
     sinks = one_of("s_aux", s_aux, "learnable_sink", learnable_sink)
     check_sinks(sinks, q)
+    if CUDA and sinks is not None and torch.is_grad_enabled() and sinks.requires_grad:
+        raise NotImplementedError(
+            f"{OP}: s_aux must not require gradients on cuda, where the backward is not built yet (use torch.no_grad())"
+        )
     check_slopes(alibi_slopes, q, sequences)
     if sinks is not None:
         sinks = sinks.float().contiguous()
@@ -133,6 +161,7 @@ def dropout(dropout_p: Any) -> tuple[float, Optional[torch.Tensor]]:
     checks.require_number(OP, "dropout_p", dropout_p)
     if not 0 <= dropout_p < 1:
         raise ValueError(f"{OP}: dropout_p must be in [0, 1), got {dropout_p}")
+    refuse_unbuilt("dropout_p", dropout_p, 0.0)
     if dropout_p == 0:
         return 0.0, None
     return float(dropout_p), torch.randint(-(2**63), 2**63 - 1, (1,), dtype=torch.int64, device="cpu")
@@ -175,6 +204,7 @@ def used_of(name: str, used: Any, q: torch.Tensor, cu_seqlens: torch.Tensor) -> 
     """seqused: int32 or int64, one number a sequence, none longer than its sequence; as the op reads it."""
     if used is None:
         return None
+    refuse_unbuilt(name, used)
     checks.require_integers(OP, name, used, "q", q)
     checks.require_size(OP, name, used, 0, cu_seqlens.shape[0] - 1)
     numbers, ends = checks.values_of(used), checks.values_of(cu_seqlens)
@@ -190,6 +220,7 @@ def pages_of(
 ) -> torch.Tensor:
     """int32 (sequences, n), as the op reads it: room for every length, a page of the cache wherever a token lies."""
     checks.require_tensor(OP, "block_table", block_table)
+    refuse_unbuilt("block_table", block_table)
     if block_table.dtype != torch.int32:
         raise TypeError(f"{OP}: block_table must be int32, got {checks.name_of(block_table.dtype)}")
     checks.require_device(OP, "block_table", block_table, "q", q)
@@ -220,6 +251,7 @@ def refuse_gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, argument
 def mask_of(mask: Any, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     """(batch or 1, heads_q or 1, seqlen_q, seqlen_k); of full size where a gradient is wanted, which expand sums."""
     checks.require_tensor(OP, "mask", mask)
+    refuse_unbuilt("mask", mask)
     if mask.dtype not in (torch.bool, torch.float32, q.dtype):
         raise TypeError(
             f"{OP}: mask must be bool, float32 or the dtype of q ({checks.name_of(q.dtype)}), "

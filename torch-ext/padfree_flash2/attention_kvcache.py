@@ -69,6 +69,8 @@ def flash_attn_with_kvcache(
 
     Source: flash-attn 2.8, ``flash_attn_with_kvcache``; s_aux and page_table as in FlashAttention 3.
     """
+    if arguments.CUDA:
+        raise NotImplementedError("flash_attn_with_kvcache: no kernel on cuda yet")
     block_table = arguments.one_of("block_table", block_table, "page_table", page_table)
     arguments.check_qkv(q, k_cache, v_cache, 4, names=CACHE)
     arguments.refuse_gradients(q, k_cache, v_cache, "k_cache")

@@ -1,5 +1,5 @@
-// From the tensors of a call to sequences and parameters: every check that memory safety needs, worded as in
-// Python. For host.cpp alone.
+// From the tensors of a call to sequences and parameters of the CPU kernels: every check that memory safety
+// needs, worded as in Python. For host.cpp alone.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
@@ -12,36 +12,13 @@
 #include <utility>
 #include <vector>
 
+#include "attention/checks.h"
 #include "attention/cpu/plan.h"
 #include "attention/params.h"
 #include "common/checks.h"
 
 namespace padfree::attention {
 namespace {
-
-constexpr const char* kOp = "attention";
-constexpr int64_t kMaxHeadDim = 512;
-
-// What both ops take beside their tensors, in the schemas' order.
-struct Options {
-  std::optional<Tensor> cu_seqlens_q, cu_seqlens_k;
-  int64_t max_seqlen_q, max_seqlen_k;
-  double softmax_scale;
-  bool causal;
-  int64_t window_left, window_right;
-  double softcap;
-  std::optional<Tensor> sinks, alibi_slopes;
-  double dropout_p;
-  std::optional<Tensor> rng_state, seqused_q, seqused_k, mask;
-  std::optional<Tensor> block_table, cache_batch_idx, leftpad_k;  // of the forward only
-  bool packed() const { return cu_seqlens_q.has_value(); }
-  bool paged() const { return block_table.has_value(); }
-};
-
-Tensor unit_last_stride(const Tensor& tensor) {
-  const int64_t last = tensor.dim() - 1;
-  return tensor.size(last) <= 1 || tensor.stride(last) == 1 ? tensor : torch::stable::contiguous(tensor);
-}
 
 View view_of(const Tensor& tensor) {
   View view;
@@ -60,42 +37,6 @@ RowStats stats_of(const Tensor& stats) {
   view.batch_stride = head == 1 ? stats.stride(0) : 0;
   view.head_stride = stats.stride(head);
   return view;
-}
-
-Tensor new_floats(const Tensor& like, std::vector<int64_t> shape) {
-  return torch::stable::new_empty(like, shape, ScalarType::Float);
-}
-
-std::vector<int64_t> shape_of(const Tensor& tensor) {
-  std::vector<int64_t> shape(tensor.dim());
-  for (int64_t i = 0; i < tensor.dim(); ++i) shape[i] = tensor.size(i);
-  return shape;
-}
-
-void check_inputs(const Tensor& q, const Tensor& k, const Tensor& v, const Options& options) {
-  const int64_t dims = options.packed() ? 3 : 4, head = dims - 2, last = dims - 1;
-  const int64_t dims_k = options.paged() ? 4 : dims, head_k = dims_k - 2, last_k = dims_k - 1;
-  dtype_of(kOp, "q", q);
-  check_cpu(kOp, "q", q);
-  check_dim(kOp, "q", q, dims);
-  const std::pair<const char*, const Tensor&> others[] = {{"k", k}, {"v", v}};
-  for (const auto& [name, tensor] : others) {
-    check_same_dtype(kOp, name, tensor, q);
-    check_cpu(kOp, name, tensor);
-    check_dim(kOp, name, tensor, dims_k);
-  }
-  check(q.size(head) >= 1, kOp, ": heads_q must be at least 1, got ", q.size(head));
-  check(k.size(head_k) >= 1 && q.size(head) % k.size(head_k) == 0, kOp, ": heads_kv must divide heads_q (",
-        q.size(head), "), got ", k.size(head_k));
-  if (!options.packed() && !options.paged() && !options.cache_batch_idx.has_value()) {
-    check_size(kOp, "k", k, 0, q.size(0));
-  }
-  check_size(kOp, "k", k, last_k, q.size(last));
-  for (int64_t i = 0; i < last_k; ++i) check_size(kOp, "v", v, i, k.size(i));
-  check(q.size(last) >= 1 && q.size(last) <= kMaxHeadDim, kOp, ": head_dim must be 1 to ", kMaxHeadDim,
-        ", got ", q.size(last));
-  check(v.size(last_k) >= 1 && v.size(last_k) <= kMaxHeadDim, kOp, ": head_dim of v must be 1 to ",
-        kMaxHeadDim, ", got ", v.size(last_k));
 }
 
 // Checked entries of one cu_seqlens.
@@ -217,15 +158,6 @@ std::vector<Sequence> sequences_of(const Tensor& q, const Tensor& k, const Optio
   return sequences;
 }
 
-// float32, contiguous, (heads_q,) or (sequences, heads_q): what sinks and slopes are read as.
-const float* head_data(const char* name, const Tensor& tensor, int64_t heads) {
-  check_cpu(kOp, name, tensor);
-  check_size(kOp, name, tensor, tensor.dim() - 1, heads);
-  check(tensor.scalar_type() == ScalarType::Float, kOp, ": ", name, " must be float32");
-  check(tensor.is_contiguous(), kOp, ": ", name, " must be contiguous");
-  return static_cast<const float*>(tensor.data_ptr());
-}
-
 MaskView mask_of(const char* name, const Tensor& mask, const Tensor& q, const Tensor& k) {
   const int64_t shape[] = {q.size(0), q.size(2), q.size(1), k.size(1)};
   check_cpu(kOp, name, mask);
@@ -267,12 +199,8 @@ void set_modifiers(Params& p, const Tensor& q, const Tensor& k, const Options& o
     p.sinks = head_data("sinks", *options.sinks, heads);
   }
   if (options.alibi_slopes.has_value()) {
-    const Tensor& slopes = *options.alibi_slopes;
-    check(slopes.dim() == 1 || slopes.dim() == 2, kOp, ": alibi_slopes must have 1 or 2 dimensions, got ",
-          slopes.dim());
-    if (slopes.dim() == 2) check_size(kOp, "alibi_slopes", slopes, 0, count);
-    p.slopes = head_data("alibi_slopes", slopes, heads);
-    p.slopes_stride = slopes.dim() == 2 ? heads : 0;
+    p.slopes = slopes_data(*options.alibi_slopes, heads, count);
+    p.slopes_stride = options.alibi_slopes->dim() == 2 ? heads : 0;
   }
   if (options.mask.has_value()) {
     check(!options.packed() && !options.paged() && !options.cache_batch_idx.has_value(), kOp,
@@ -284,10 +212,7 @@ void set_modifiers(Params& p, const Tensor& q, const Tensor& k, const Options& o
 
 Params params_of(const Tensor& q, const Tensor& k, const Tensor& v, const Options& options) {
   const int64_t head = q.dim() - 2, last = q.dim() - 1;
-  check(options.softcap >= 0, kOp, ": softcap must be 0.0 (off) or positive, got ", options.softcap);
-  check(options.window_left >= -1 && options.window_right >= -1, kOp,
-        ": window_size must hold -1 (unbounded) or more, got (", options.window_left, ", ",
-        options.window_right, ")");
+  check_scores(options);
   Params p;
   p.dtype = dtype_of(kOp, "q", q);
   p.heads_kv = static_cast<int>(k.size(k.dim() - 2));

@@ -24,7 +24,7 @@ constexpr int kAheadBackward = 4;
 // that enough threads fit a multiprocessor. Their warps still read 256 bytes in a row.
 template <int V>
 constexpr int kRowVector = V > 4 ? 4 : V;
-constexpr int kBackwardBlocks = 3;
+constexpr int kBackwardBlocks = 2;
 
 // A warp's sums, an element (tap or bias, channel of the vector) after the other.
 template <int W, int V>

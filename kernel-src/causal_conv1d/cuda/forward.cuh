@@ -23,7 +23,7 @@ constexpr int kWarp = 32;
 constexpr int kAhead = 4;
 constexpr int kChannels = 4;
 // Blocks that are to fit a multiprocessor at once: bounds the registers.
-constexpr int kRowBlocks = 4, kLineBlocks = 3;
+constexpr int kRowBlocks = 3, kLineBlocks = 3;
 constexpr unsigned kAllLanes = ~0u;
 
 // The W - 1 times before the next one, the oldest first, of V channels.
