@@ -17,7 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from bundle import buildfile, options, process
+from bundle import buildfile, matrix, options, process
 from bundle.buildfile import BuildFile
 from bundle.errors import CheckError
 
@@ -134,7 +134,8 @@ def _backends(op: str | None, build: BuildFile) -> str:
     """Where an op is built, from the sections of build.toml; plain torch (None) runs on the CPU."""
     if op is None:
         return "cpu"
-    sections = {section.name for backend in build.backends for section in build.sections(backend)}
+    published = {name.backend for name, _, draft in matrix.read() if draft is None}
+    sections = {section.name for backend in published for section in build.sections(backend)}
     found = []
     if f"{op}_cpu" in sections:
         found.append(f"cpu: {', '.join([*(isa for isa in ISAS if f'{op}_cpu_{isa}' in sections), 'generic'])}")
