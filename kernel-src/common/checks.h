@@ -5,9 +5,11 @@
 // source path.
 #pragma once
 
+#include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
 
+#include <array>
 #include <cstdint>
 #include <sstream>
 #include <stdexcept>
@@ -84,6 +86,16 @@ inline const int32_t* int32_data(const char* op, const char* argument, const Ten
   check(tensor.scalar_type() == ScalarType::Int, op, ": ", argument, " must be int32");
   check(tensor.is_contiguous(), op, ": ", argument, " must be contiguous");
   return static_cast<const int32_t*>(tensor.data_ptr());
+}
+
+// A view of [start, start + length) of one dimension. torch::stable::narrow calls an entry point that
+// the 2.11 shim does not promise; the dispatcher has it in every version.
+inline Tensor part_of(const Tensor& tensor, int64_t dim, int64_t start, int64_t length) {
+  std::array<StableIValue, 4> stack = {torch::stable::detail::from(tensor), torch::stable::detail::from(dim),
+                                       torch::stable::detail::from(start),
+                                       torch::stable::detail::from(length)};
+  STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::narrow", "", stack.data(), TORCH_ABI_VERSION));
+  return torch::stable::detail::to<Tensor>(stack[0]);
 }
 
 }  // namespace padfree

@@ -62,7 +62,7 @@ Tensor heads_first(const Tensor& x) {
 }
 Tensor heads_first(const Tensor& x, int64_t begin, int64_t length) {
   Tensor rows = x;
-  rows = torch::stable::narrow(rows, 0, begin, length);
+  rows = part_of(rows, 0, begin, length);
   return heads_first(torch::stable::unsqueeze(rows, 0));
 }
 
@@ -87,7 +87,7 @@ std::array<Tensor, 3> torch_backward(const Params& p, const Tensor& dout, const 
 
 // to[begin, begin + length) = from, which is (1, heads, length, head_dim).
 void put_rows(const Tensor& to, int64_t begin, int64_t length, const Tensor& from) {
-  Tensor whole = to, rows = torch::stable::narrow(whole, 0, begin, length);
+  Tensor whole = to, rows = part_of(whole, 0, begin, length);
   torch::stable::copy_(rows, torch::stable::squeeze(heads_first(from), 0));
 }
 
@@ -106,7 +106,7 @@ std::tuple<Tensor, Tensor> torch_op_forward(const Params& p, const Tensor& q, co
         torch_forward(p, heads_first(q, s.query_begin, s.seqlen_q), heads_first(k, s.key_begin, s.seqlen_k),
                       heads_first(v, s.key_begin, s.seqlen_k));
     put_rows(out, s.query_begin, s.seqlen_q, rows);
-    Tensor columns = torch::stable::narrow(lse, 1, s.query_begin, s.seqlen_q);
+    Tensor columns = part_of(lse, 1, s.query_begin, s.seqlen_q);
     torch::stable::copy_(columns, torch::stable::squeeze(row_lse, 0));
   }
   return {out, lse};
@@ -129,7 +129,7 @@ std::array<Tensor, 3> torch_op_backward(const Params& p, const Tensor& dout, con
     if (s.seqlen_q == 0) continue;
     const auto queries = [&](const Tensor& x) { return heads_first(x, s.query_begin, s.seqlen_q); };
     const auto keys = [&](const Tensor& x) { return heads_first(x, s.key_begin, s.seqlen_k); };
-    Tensor all_lse = lse, row_lse = torch::stable::narrow(all_lse, 1, s.query_begin, s.seqlen_q);
+    Tensor all_lse = lse, row_lse = part_of(all_lse, 1, s.query_begin, s.seqlen_q);
     const auto rows = torch_backward(p, queries(dout), queries(q), keys(k), keys(v), queries(out),
                                      torch::stable::unsqueeze(row_lse, 0));
     put_rows(gradients[0], s.query_begin, s.seqlen_q, rows[0]);

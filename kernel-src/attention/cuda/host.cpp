@@ -6,7 +6,6 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -42,16 +41,6 @@ void refuse_options(const Tensor& q, const Tensor& v, const Options& options) {
   check(widest <= most, kOp, ": head_dim must be 1 to ", most, " on cuda, got ", widest);
 }
 
-// `tensor`, of its last dimension only the first `size`. Through the dispatcher: the 2.11 shim has no entry
-// point of it.
-Tensor first_of_rows(const Tensor& tensor, int64_t size) {
-  std::array<StableIValue, 4> stack = {
-      torch::stable::detail::from(tensor), torch::stable::detail::from(tensor.dim() - 1),
-      torch::stable::detail::from(int64_t{0}), torch::stable::detail::from(size)};
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::narrow", "", stack.data(), TORCH_ABI_VERSION));
-  return torch::stable::detail::to<Tensor>(stack[0]);
-}
-
 // The tensor itself if each of its rows begins at a multiple of 16 bytes and has whole ones, else a padded
 // copy.
 Tensor whole_chunks(const Tensor& tensor) {
@@ -65,7 +54,7 @@ Tensor whole_chunks(const Tensor& tensor) {
   std::vector<int64_t> shape = shape_of(tensor);
   shape.back() = (size + chunk - 1) / chunk * chunk;
   const Tensor padded = torch::stable::new_zeros(tensor, shape);
-  Tensor inside = first_of_rows(padded, size);
+  Tensor inside = part_of(padded, last, 0, size);
   torch::stable::copy_(inside, tensor);
   return padded;
 }

@@ -91,12 +91,14 @@ void run_forward(const Inputs& in, const Tensor& out, Layout layout) {
   cuda::forward(prepared.choice, params, prepared.call.stream());
 }
 
-const int32_t* batch_integers(Call& call, const char* argument, const std::optional<Tensor>& tensor,
+// int32 [B], or null if absent. A strided tensor is replaced by a copy.
+const int32_t* batch_integers(Call& call, const char* argument, std::optional<Tensor>& tensor,
                               int64_t batch) {
   if (!tensor) return nullptr;
   check_device(kOpUpdate, argument, *tensor);
   check_dim(kOpUpdate, argument, *tensor, 1);
   check_size(kOpUpdate, argument, *tensor, 0, batch);
+  if (!tensor->is_contiguous()) tensor = torch::stable::contiguous(*tensor);
   call.read(argument, *tensor);
   return int32_data(kOpUpdate, argument, *tensor);
 }

@@ -108,8 +108,7 @@ def run_all(target: Subject) -> tuple[Finding, ...]:
         "isa files": isa.files,
         "isa objects": isa.objects,
         "isa library": isa.library,
-        "gpu archs": gpu.archs,
-        "gpu kernels": gpu.kernels,
+        **({"gpu archs": gpu.archs, "gpu kernels": gpu.kernels} if target.variant.backend == "cuda" else {}),
         "load": load.load,
         "api": api.api,
     }

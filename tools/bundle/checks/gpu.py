@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from bundle import cuda, process, ptxas
-from bundle.checks import Skipped, Subject
+from bundle.checks import Subject
 from bundle.errors import ToolchainError
 from bundle.options import REPOSITORY
 
@@ -14,14 +14,8 @@ _CUBIN = re.compile(r"\.sm_(\d+)(\d)[a-z]?\.cubin$", re.MULTILINE)
 _PTX = re.compile(r"\.sm_(\d+)(\d)[a-z]?\.ptx$", re.MULTILINE)
 
 
-def _cuda_only(target: Subject) -> None:
-    if target.variant.backend != "cuda":
-        raise Skipped("no GPU code in a variant for the CPU")
-
-
 def archs(target: Subject) -> Iterator[str]:
     """The cubins and the PTX in the library are those that metadata.json lists."""
-    _cuda_only(target)
     listed = {cuda.parse_arch(text) for text in target.metadata.backend.archs or ()}
     wanted = {(arch.major, arch.minor) for arch in listed}
     wanted_ptx = {(arch.major, arch.minor) for arch in listed if arch.ptx}
@@ -45,7 +39,6 @@ def _listed(target: Subject, option: str, pattern: re.Pattern[str]) -> set[tuple
 
 def kernels(target: Subject) -> Iterator[str]:
     """No kernel spills, and each takes what the committed table of this nvcc says."""
-    _cuda_only(target)
     objects = target.objects().parent / cuda.OBJECTS
     built = ptxas.read(objects)
     for row in built:
