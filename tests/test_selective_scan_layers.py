@@ -1,6 +1,7 @@
 """The `layers` classes for both Mambas against the torch code of transformers, called as its models do."""
 
 import inspect
+import sys
 
 import pytest
 import torch
@@ -65,6 +66,18 @@ def test_state_update(padfree, form):
     assert_close(states[0], states[1].double(), 1e-5, "state")
 
 
+@pytest.fixture
+def known_to_have_no_mask(padfree, monkeypatch):
+    """As inside of a wired model whose batch has no attention_mask."""
+    monkeypatch.setattr(sys.modules[f"{padfree.__name__}.boundaries"], "without_mask", lambda: True)
+
+
+def test_inner_is_not_fused_where_a_mask_could_be(padfree):
+    """Outside of a wired model nothing says whether there is padding, which the fused form would not see."""
+    assert padfree.layers.mamba_inner_fn().forward(**inner_inputs()) is None
+
+
+@pytest.mark.usefixtures("known_to_have_no_mask")
 def test_inner_norms_dt_where_the_models_do(padfree):
     """Falcon Mamba hands over ones of mamba_ssm's size; its own code norms dt before delta_proj."""
     case = inner_inputs()
@@ -73,6 +86,7 @@ def test_inner_norms_dt_where_the_models_do(padfree):
     assert_same_bits(dummy, wanted, "out")
 
 
+@pytest.mark.usefixtures("known_to_have_no_mask")
 def test_inner_takes_its_boundaries_from_keywords(padfree):
     case = inner_inputs(batch=1)
     index = torch.tensor([[0] * 5 + [1] * 7], dtype=torch.int32)

@@ -172,7 +172,7 @@ def test_backward_checks_its_own_arguments(ops):
     for text, changed in {
         "dout must have size 6 in dimension 3, got 7": {"dout": randn(2, 65, 4, 7)},
         "dout must have the dtype of the first input": {"dout": randn(2, 65, 4, 6).half()},
-        "states must have size 1024 in dimension 0, got 1023": {"states": states[:-1]},
+        f"states must have size {len(states)} in dimension 0, got {len(states) - 1}": {"states": states[:-1]},
         "dfinal_states must have size 6 in dimension 2, got 8": {"dfinal_states": randn(2, 4, 8, 6)},
     }.items():
         with pytest.raises(RuntimeError) as error:
