@@ -32,19 +32,8 @@ struct Options {
   bool paged() const { return block_table.has_value(); }
 };
 
-inline Tensor unit_last_stride(const Tensor& tensor) {
-  const int64_t last = tensor.dim() - 1;
-  return tensor.size(last) <= 1 || tensor.stride(last) == 1 ? tensor : torch::stable::contiguous(tensor);
-}
-
 inline Tensor new_floats(const Tensor& like, std::vector<int64_t> shape) {
   return torch::stable::new_empty(like, shape, ScalarType::Float);
-}
-
-inline std::vector<int64_t> shape_of(const Tensor& tensor) {
-  std::vector<int64_t> shape(tensor.dim());
-  for (int64_t i = 0; i < tensor.dim(); ++i) shape[i] = tensor.size(i);
-  return shape;
 }
 
 inline void check_inputs(const Tensor& q, const Tensor& k, const Tensor& v, const Options& options) {

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
 
@@ -14,6 +15,7 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "types.h"
 
@@ -86,6 +88,51 @@ inline const int32_t* int32_data(const char* op, const char* argument, const Ten
   check(tensor.scalar_type() == ScalarType::Int, op, ": ", argument, " must be int32");
   check(tensor.is_contiguous(), op, ": ", argument, " must be contiguous");
   return static_cast<const int32_t*>(tensor.data_ptr());
+}
+
+// The device, the dimensions and every size.
+inline void check_shape(const char* op, const char* argument, const Tensor& tensor,
+                        const std::vector<int64_t>& shape) {
+  check_device(op, argument, tensor);
+  check_dim(op, argument, tensor, static_cast<int64_t>(shape.size()));
+  for (size_t i = 0; i < shape.size(); ++i)
+    check_size(op, argument, tensor, static_cast<int64_t>(i), shape[i]);
+}
+
+inline void check_float32(const char* op, const char* argument, const Tensor& tensor,
+                          const std::vector<int64_t>& shape) {
+  check_shape(op, argument, tensor, shape);
+  check(tensor.scalar_type() == ScalarType::Float, op, ": ", argument, " must be float32");
+}
+
+// cu_seqlens of the one batch row of `like`, which has `batch` of them and `rows` rows each.
+inline void check_boundaries(const char* op, const Tensor& cu_seqlens, const char* like, int64_t batch,
+                             int64_t rows) {
+  check_device(op, "cu_seqlens", cu_seqlens);
+  check_dim(op, "cu_seqlens", cu_seqlens, 1);
+  const int32_t* ends = int32_data(op, "cu_seqlens", cu_seqlens);
+  const int64_t count = cu_seqlens.size(0);
+  check(batch == 1, op, ": ", like, " must have size 1 in dimension 0 where cu_seqlens is given, got ",
+        batch);
+  check(count > 0 && ends[0] == 0, op, ": cu_seqlens must start at 0");
+  for (int64_t i = 1; i < count; ++i) {
+    check(ends[i] >= ends[i - 1], op, ": cu_seqlens must not decrease, got ", ends[i], " after ",
+          ends[i - 1]);
+  }
+  check(ends[count - 1] <= rows, op, ": cu_seqlens must end at or below the number of rows (", rows,
+        "), got ", ends[count - 1]);
+}
+
+inline std::vector<int64_t> shape_of(const Tensor& tensor) {
+  std::vector<int64_t> shape(tensor.dim());
+  for (int64_t i = 0; i < tensor.dim(); ++i) shape[i] = tensor.size(i);
+  return shape;
+}
+
+// The tensor itself where its last dimension is contiguous, else a copy.
+inline Tensor unit_last_stride(const Tensor& tensor) {
+  const int64_t last = tensor.dim() - 1;
+  return tensor.size(last) <= 1 || tensor.stride(last) == 1 ? tensor : torch::stable::contiguous(tensor);
 }
 
 // A view of [start, start + length) of one dimension. torch::stable::narrow calls an entry point that

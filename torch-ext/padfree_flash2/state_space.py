@@ -274,27 +274,11 @@ def _boundaries(
             raise ValueError(f"{op}: seq_idx must have shape {wanted} (batch, seqlen), got {tuple(seq_idx.shape)}")
     if cu_seqlens is None:
         return None if seq_idx is None else seq_idx.contiguous(), None
-    checks.require_integers(op, "cu_seqlens", cu_seqlens, "x", x)
-    if x.shape[0] != 1:
-        raise ValueError(f"{op}: x must have size 1 in dimension 0 where cu_seqlens is given, got {x.shape[0]}")
-    if cu_seqlens.shape[0] == 0:
-        raise ValueError(f"{op}: cu_seqlens must start at 0, got nothing")
+    checks.require_boundaries(op, cu_seqlens, "x", x, *x.shape[:2])
     ends = checks.values_of(cu_seqlens)
-    if ends is not None:
-        _check_ends(op, ends, x.shape[1])
-        if seq_idx is not None and _runs(seq_idx) != [b for b in zip(ends, ends[1:]) if b[0] < b[1]]:
-            raise ValueError(f"{op}: seq_idx must change where cu_seqlens says, got other boundaries")
+    if ends is not None and seq_idx is not None and _runs(seq_idx) != [b for b in zip(ends, ends[1:]) if b[0] < b[1]]:
+        raise ValueError(f"{op}: seq_idx must change where cu_seqlens says, got other boundaries")
     return None, checks.as_int32(cu_seqlens)
-
-
-def _check_ends(op: str, ends: list, rows: int) -> None:
-    if ends[0] != 0:
-        raise ValueError(f"{op}: cu_seqlens must start at 0, got {ends[0]}")
-    for before, after in zip(ends, ends[1:]):
-        if after < before:
-            raise ValueError(f"{op}: cu_seqlens must not decrease, got {after} after {before}")
-    if ends[-1] > rows:
-        raise ValueError(f"{op}: cu_seqlens must end at or below the number of rows ({rows}), got {ends[-1]}")
 
 
 def _runs(seq_idx: torch.Tensor) -> list:

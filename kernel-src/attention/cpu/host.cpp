@@ -62,12 +62,6 @@ Tensor allocate_workspace(Params& params, const Tensor& like, int64_t floats, si
   return workspace;
 }
 
-void check_shape(const char* name, const Tensor& tensor, const std::vector<int64_t>& shape) {
-  check_cpu(kOp, name, tensor);
-  check_dim(kOp, name, tensor, static_cast<int64_t>(shape.size()));
-  for (size_t i = 0; i < shape.size(); ++i) check_size(kOp, name, tensor, static_cast<int64_t>(i), shape[i]);
-}
-
 std::tuple<Tensor, Tensor> forward_op(Tensor q, Tensor k, Tensor v, const Options& options) {
   check_inputs(q, k, v, options);
   q = unit_last_stride(q);
@@ -135,14 +129,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward_op(Tensor dout, std:
   out_shape.back() = v.size(v.dim() - 1);
   lse_shape = options.packed() ? std::vector<int64_t>{q.size(1), q.size(0)}
                                : std::vector<int64_t>{q.size(0), q.size(2), q.size(1)};
-  check_shape("out", out, out_shape);
-  check_shape("dout", dout, out_shape);
+  check_shape(kOp, "out", out, out_shape);
+  check_shape(kOp, "dout", dout, out_shape);
   check_same_dtype(kOp, "out", out, q);
   check_same_dtype(kOp, "dout", dout, q);
-  check_shape("softmax_lse", lse, lse_shape);
+  check_shape(kOp, "softmax_lse", lse, lse_shape);
   check(lse.scalar_type() == ScalarType::Float, kOp, ": softmax_lse must be float32");
   if (dlse.has_value()) {
-    check_shape("dlse", *dlse, lse_shape);
+    check_shape(kOp, "dlse", *dlse, lse_shape);
     check(dlse->scalar_type() == ScalarType::Float, kOp, ": dlse must be float32");
     dlse = unit_last_stride(*dlse);
   }

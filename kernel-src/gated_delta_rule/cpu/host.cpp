@@ -43,46 +43,9 @@ struct Inputs {
   std::vector<int64_t> state_shape() const { return {sequences(), heads(), head_dim(), head_dim_v()}; }
 };
 
-Tensor unit_last_stride(const Tensor& tensor) {
-  const int64_t last = tensor.dim() - 1;
-  return tensor.size(last) <= 1 || tensor.stride(last) == 1 ? tensor : torch::stable::contiguous(tensor);
-}
-
-std::vector<int64_t> shape_of(const Tensor& tensor) {
-  std::vector<int64_t> shape(tensor.dim());
-  for (int64_t i = 0; i < tensor.dim(); ++i) shape[i] = tensor.size(i);
-  return shape;
-}
-
-void check_shape(const char* name, const Tensor& tensor, const std::vector<int64_t>& shape) {
-  check_cpu(kOp, name, tensor);
-  check_dim(kOp, name, tensor, static_cast<int64_t>(shape.size()));
-  for (size_t i = 0; i < shape.size(); ++i) check_size(kOp, name, tensor, static_cast<int64_t>(i), shape[i]);
-}
-
-void check_float32(const char* name, const Tensor& tensor, const std::vector<int64_t>& shape) {
-  check_shape(name, tensor, shape);
-  check(tensor.scalar_type() == ScalarType::Float, kOp, ": ", name, " must be float32");
-}
-
 void check_head_dim(const char* name, int64_t dim) {
   check(dim >= 1 && dim <= kMaxHeadDim, kOp, ": head_dim of ", name, " must be 1 to ", kMaxHeadDim, ", got ",
         dim);
-}
-
-void check_boundaries(const Tensor& cu_seqlens, int64_t batch, int64_t rows) {
-  check_cpu(kOp, "cu_seqlens", cu_seqlens);
-  check_dim(kOp, "cu_seqlens", cu_seqlens, 1);
-  const int32_t* ends = int32_data(kOp, "cu_seqlens", cu_seqlens);
-  const int64_t count = cu_seqlens.size(0);
-  check(batch == 1, kOp, ": q must have size 1 in dimension 0 where cu_seqlens is given, got ", batch);
-  check(count > 0 && ends[0] == 0, kOp, ": cu_seqlens must start at 0");
-  for (int64_t i = 1; i < count; ++i) {
-    check(ends[i] >= ends[i - 1], kOp, ": cu_seqlens must not decrease, got ", ends[i], " after ",
-          ends[i - 1]);
-  }
-  check(ends[count - 1] <= rows, kOp, ": cu_seqlens must end at or below the number of rows (", rows,
-        "), got ", ends[count - 1]);
 }
 
 // Checks what memory safety needs, and makes last dimensions contiguous.
@@ -93,19 +56,19 @@ void check_inputs(Inputs& in) {
   check_dim(kOp, "v", in.v, 4);
   check_same_dtype(kOp, "k", in.k, in.q);
   check_same_dtype(kOp, "v", in.v, in.q);
-  check_shape("k", in.k, shape_of(in.q));
-  check_shape("v", in.v, {in.q.size(0), in.q.size(1), in.heads(), in.head_dim_v()});
+  check_shape(kOp, "k", in.k, shape_of(in.q));
+  check_shape(kOp, "v", in.v, {in.q.size(0), in.q.size(1), in.heads(), in.head_dim_v()});
   check(in.q.size(2) >= 1 && in.heads() % in.q.size(2) == 0, kOp, ": heads of q must divide heads of v (",
         in.heads(), "), got ", in.q.size(2));
   check_head_dim("q", in.head_dim());
   check_head_dim("v", in.head_dim_v());
   std::vector<int64_t> per_head = {in.batch(), in.rows(), in.heads()};
-  check_float32("beta", in.beta, per_head);
+  check_float32(kOp, "beta", in.beta, per_head);
   if (in.g.dim() == 4) per_head.push_back(in.head_dim());
-  check_float32("g", in.g, per_head);
-  if (in.packed()) check_boundaries(*in.cu_seqlens, in.batch(), in.rows());
+  check_float32(kOp, "g", in.g, per_head);
+  if (in.packed()) check_boundaries(kOp, *in.cu_seqlens, "q", in.batch(), in.rows());
   if (in.initial_state.has_value()) {
-    check_float32("initial_state", *in.initial_state, in.state_shape());
+    check_float32(kOp, "initial_state", *in.initial_state, in.state_shape());
     in.initial_state = torch::stable::contiguous(*in.initial_state);
   }
   for (Tensor* tensor : {&in.q, &in.k, &in.v}) *tensor = unit_last_stride(*tensor);
@@ -217,15 +180,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_op(Tensor do
                                                                        std::optional<Tensor> dfinal_state,
                                                                        Inputs in, Tensor states) {
   check_inputs(in);
-  check_shape("dout", dout, shape_of(in.v));
+  check_shape(kOp, "dout", dout, shape_of(in.v));
   check_same_dtype(kOp, "dout", dout, in.q);
-  check_float32("states", states, states_shape(in));
+  check_float32(kOp, "states", states, states_shape(in));
   states = torch::stable::contiguous(states);
   dout = unit_last_stride(dout);
   const std::vector<Sequence> sequences = sequences_of(in);
   Params params = params_of(in);
   if (dfinal_state.has_value()) {
-    check_float32("dfinal_state", *dfinal_state, in.state_shape());
+    check_float32(kOp, "dfinal_state", *dfinal_state, in.state_shape());
     dfinal_state = torch::stable::contiguous(*dfinal_state);
     params.dfinal_state = data_of(*dfinal_state);
   }

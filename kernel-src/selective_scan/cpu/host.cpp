@@ -39,17 +39,6 @@ struct Inputs {
   int64_t states() const { return A.size(1); }
 };
 
-void check_shape(const char* name, const Tensor& tensor, const std::vector<int64_t>& shape) {
-  check_cpu(kOp, name, tensor);
-  check_dim(kOp, name, tensor, static_cast<int64_t>(shape.size()));
-  for (size_t i = 0; i < shape.size(); ++i) check_size(kOp, name, tensor, static_cast<int64_t>(i), shape[i]);
-}
-
-void check_float32(const char* name, const Tensor& tensor, const std::vector<int64_t>& shape) {
-  check_shape(name, tensor, shape);
-  check(tensor.scalar_type() == ScalarType::Float, kOp, ": ", name, " must be float32");
-}
-
 float* data_of(const std::optional<Tensor>& tensor) {
   return tensor.has_value() ? static_cast<float*>(tensor->data_ptr()) : nullptr;
 }
@@ -62,14 +51,14 @@ std::optional<Tensor> contiguous(const std::optional<Tensor>& tensor) {
 // B or C with a unit state stride, or a constant one.
 Tensor fit_projection(const char* name, const Tensor& given, const Inputs& in) {
   if (given.dim() == 2) {
-    check_float32(name, given, {in.channels(), in.states()});
+    check_float32(kOp, name, given, {in.channels(), in.states()});
     return torch::stable::contiguous(given);
   }
   check_dim(kOp, name, given, 4);
   const int64_t groups = given.size(1);
   check(groups >= 1 && in.channels() % groups == 0, kOp, ": groups of ", name, " must divide the channels (",
         in.channels(), "), got ", groups);
-  check_float32(name, given, {in.batch(), groups, in.states(), in.seqlen()});
+  check_float32(kOp, name, given, {in.batch(), groups, in.states(), in.seqlen()});
   if (given.stride(2) == 1 || in.states() == 1) return given;
   const Tensor rows = torch::stable::contiguous(torch::stable::transpose(given, 2, 3));
   return torch::stable::transpose(rows, 2, 3);
@@ -88,22 +77,22 @@ void check_inputs(Inputs& in) {
   check_dim(kOp, "u", in.u, 3);
   dtype_of(kOp, "u", in.u);
   const std::vector<int64_t> rows = {in.batch(), in.channels(), in.seqlen()};
-  check_shape("delta", in.delta, rows);
-  if (in.z.has_value()) check_shape("z", *in.z, rows);
+  check_shape(kOp, "delta", in.delta, rows);
+  if (in.z.has_value()) check_shape(kOp, "z", *in.z, rows);
   check_dim(kOp, "A", in.A, 2);
-  check_float32("A", in.A, {in.channels(), in.states()});
+  check_float32(kOp, "A", in.A, {in.channels(), in.states()});
   check(in.states() >= 1, kOp, ": A must have at least 1 state, got 0");
   in.A = torch::stable::contiguous(in.A);
   in.B = fit_projection("B", in.B, in);
   in.C = fit_projection("C", in.C, in);
   groups_of(in);
-  if (in.D.has_value()) check_float32("D", *in.D, {in.channels()});
-  if (in.delta_bias.has_value()) check_float32("delta_bias", *in.delta_bias, {in.channels()});
-  if (in.seq_idx.has_value()) check_shape("seq_idx", *in.seq_idx, {in.batch(), in.seqlen()});
+  if (in.D.has_value()) check_float32(kOp, "D", *in.D, {in.channels()});
+  if (in.delta_bias.has_value()) check_float32(kOp, "delta_bias", *in.delta_bias, {in.channels()});
+  if (in.seq_idx.has_value()) check_shape(kOp, "seq_idx", *in.seq_idx, {in.batch(), in.seqlen()});
   if (in.initial_states.has_value()) {
     check_dim(kOp, "initial_states", *in.initial_states, 3);
     const int64_t count = in.seq_idx.has_value() ? in.initial_states->size(0) : in.batch();
-    check_float32("initial_states", *in.initial_states, {count, in.channels(), in.states()});
+    check_float32(kOp, "initial_states", *in.initial_states, {count, in.channels(), in.states()});
   }
   for (std::optional<Tensor>* each : {&in.D, &in.delta_bias, &in.initial_states}) *each = contiguous(*each);
 }
@@ -285,15 +274,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
     std::optional<Tensor> seq_idx, std::optional<Tensor> initial_states, Tensor saved, bool delta_softplus) {
   Inputs in{u, delta, A, B, C, D, z, delta_bias, seq_idx, initial_states, delta_softplus};
   check_inputs(in);
-  check_shape("dout", dout, {in.batch(), in.channels(), in.seqlen()});
+  check_shape(kOp, "dout", dout, {in.batch(), in.channels(), in.seqlen()});
   int64_t states = in.initial_states.has_value() ? in.initial_states->size(0) : -1;
   if (dfinal_states.has_value()) {
     if (states < 0) states = dfinal_states->size(0);
-    check_float32("dfinal_states", *dfinal_states, {states, in.channels(), in.states()});
+    check_float32(kOp, "dfinal_states", *dfinal_states, {states, in.channels(), in.states()});
     dfinal_states = torch::stable::contiguous(*dfinal_states);
   }
   const Plan plan = plan_for(in, states);
-  check_float32("saved", saved, saved_shape(in, plan.lane_groups));
+  check_float32(kOp, "saved", saved, saved_shape(in, plan.lane_groups));
   saved = torch::stable::contiguous(saved);
   Params params = params_of(in, plan);
   params.saved = static_cast<float*>(saved.data_ptr());

@@ -29,15 +29,8 @@ const Kernels& kernels() {
   return kernels_in_use<generic::kKernels, avx2::kKernels>();
 }
 
-void check_shape(const char* name, const Tensor& tensor, const std::vector<int64_t>& shape) {
-  check_cpu(kOp, name, tensor);
-  check_dim(kOp, name, tensor, static_cast<int64_t>(shape.size()));
-  for (size_t i = 0; i < shape.size(); ++i) check_size(kOp, name, tensor, static_cast<int64_t>(i), shape[i]);
-}
-
 Tensor float32(const char* name, const Tensor& tensor, const std::vector<int64_t>& shape) {
-  check_shape(name, tensor, shape);
-  check(tensor.scalar_type() == ScalarType::Float, kOp, ": ", name, " must be float32");
+  check_float32(kOp, name, tensor, shape);
   return tensor;
 }
 
@@ -58,7 +51,7 @@ std::vector<int64_t> without_first(const std::vector<int64_t>& shape) {
 // Two rows of one batch must not move the same state: which came last would be chance.
 const int32_t* state_rows(const std::optional<Tensor>& indices, int64_t batch, int64_t states) {
   if (!indices.has_value()) return nullptr;
-  check_shape("state_batch_indices", *indices, {batch});
+  check_shape(kOp, "state_batch_indices", *indices, {batch});
   const int32_t* rows = int32_data(kOp, "state_batch_indices", *indices);
   std::vector<int32_t> used;
   for (int64_t b = 0; b < batch; ++b) {
@@ -98,12 +91,12 @@ Tensor update_selective_state(Tensor state, Tensor x, Tensor dt, Tensor A, Tenso
   state_shape[0] = rows;
   state_shape.push_back(states);
   A_shape.push_back(states);
-  check_shape("state", state, state_shape);
+  check_shape(kOp, "state", state, state_shape);
   check(states >= 1, kOp, ": state must hold at least 1 state, got 0");
   check(states <= 1 || state.stride(x.dim()) == 1, kOp,
         ": state must have stride 1 in its last dimension, got ", state.stride(x.dim()));
-  check_shape("dt", dt, shape);
-  if (z.has_value()) check_shape("z", *z, shape);
+  check_shape(kOp, "dt", dt, shape);
+  if (z.has_value()) check_shape(kOp, "z", *z, shape);
   const int64_t A_stride = float32("A", A, A_shape).stride(x.dim() - 1);
   if (states > 1 && A_stride != 0 && A_stride != 1) A = torch::stable::contiguous(A);
   check_dim(kOp, "B", B, x.dim());

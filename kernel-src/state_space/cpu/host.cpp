@@ -44,51 +44,14 @@ struct Inputs {
   std::vector<int64_t> state_shape() const { return {state_rows(), heads(), head_dim(), state_dim()}; }
 };
 
-Tensor unit_last_stride(const Tensor& tensor) {
-  const int64_t last = tensor.dim() - 1;
-  return tensor.size(last) <= 1 || tensor.stride(last) == 1 ? tensor : torch::stable::contiguous(tensor);
-}
-
-std::vector<int64_t> shape_of(const Tensor& tensor) {
-  std::vector<int64_t> shape(tensor.dim());
-  for (int64_t i = 0; i < tensor.dim(); ++i) shape[i] = tensor.size(i);
-  return shape;
-}
-
-void check_shape(const char* name, const Tensor& tensor, const std::vector<int64_t>& shape) {
-  check_cpu(kOp, name, tensor);
-  check_dim(kOp, name, tensor, static_cast<int64_t>(shape.size()));
-  for (size_t i = 0; i < shape.size(); ++i) check_size(kOp, name, tensor, static_cast<int64_t>(i), shape[i]);
-}
-
-void check_float32(const char* name, const Tensor& tensor, const std::vector<int64_t>& shape) {
-  check_shape(name, tensor, shape);
-  check(tensor.scalar_type() == ScalarType::Float, kOp, ": ", name, " must be float32");
-}
-
 void check_width(const char* what, int64_t width, int64_t most) {
   check(width >= 1 && width <= most, kOp, ": ", what, " must be 1 to ", most, ", got ", width);
-}
-
-void check_boundaries(const Tensor& cu_seqlens, int64_t batch, int64_t rows) {
-  check_cpu(kOp, "cu_seqlens", cu_seqlens);
-  check_dim(kOp, "cu_seqlens", cu_seqlens, 1);
-  const int32_t* ends = int32_data(kOp, "cu_seqlens", cu_seqlens);
-  const int64_t count = cu_seqlens.size(0);
-  check(batch == 1, kOp, ": x must have size 1 in dimension 0 where cu_seqlens is given, got ", batch);
-  check(count > 0 && ends[0] == 0, kOp, ": cu_seqlens must start at 0");
-  for (int64_t i = 1; i < count; ++i) {
-    check(ends[i] >= ends[i - 1], kOp, ": cu_seqlens must not decrease, got ", ends[i], " after ",
-          ends[i - 1]);
-  }
-  check(ends[count - 1] <= rows, kOp, ": cu_seqlens must end at or below the number of rows (", rows,
-        "), got ", ends[count - 1]);
 }
 
 // A float32 argument of `shape`, made contiguous; does nothing without one.
 void take_float32(const char* name, std::optional<Tensor>& tensor, const std::vector<int64_t>& shape) {
   if (!tensor.has_value()) return;
-  check_float32(name, *tensor, shape);
+  check_float32(kOp, name, *tensor, shape);
   tensor = torch::stable::contiguous(*tensor);
 }
 
@@ -105,10 +68,10 @@ void check_inputs(Inputs& in) {
         in.heads(), "), got ", in.groups());
   check_width("head_dim of x", in.head_dim(), kMaxHeadDim);
   check_width("dstate of B", in.state_dim(), kMaxStateDim);
-  check_shape("B", in.B, {in.batch(), in.rows(), in.groups(), in.state_dim()});
-  check_shape("C", in.C, shape_of(in.B));
-  check_float32("dt", in.dt, {in.batch(), in.rows(), in.heads()});
-  check_float32("A", in.A, {in.heads()});
+  check_shape(kOp, "B", in.B, {in.batch(), in.rows(), in.groups(), in.state_dim()});
+  check_shape(kOp, "C", in.C, shape_of(in.B));
+  check_float32(kOp, "dt", in.dt, {in.batch(), in.rows(), in.heads()});
+  check_float32(kOp, "A", in.A, {in.heads()});
   in.A = torch::stable::contiguous(in.A);
   const bool d_per_channel = in.D.has_value() && in.D->dim() == 2;
   take_float32(
@@ -116,15 +79,15 @@ void check_inputs(Inputs& in) {
       d_per_channel ? std::vector<int64_t>{in.heads(), in.head_dim()} : std::vector<int64_t>{in.heads()});
   take_float32("dt_bias", in.dt_bias, {in.heads()});
   if (in.z.has_value()) {
-    check_shape("z", *in.z, shape_of(in.x));
+    check_shape(kOp, "z", *in.z, shape_of(in.x));
     check_same_dtype(kOp, "z", *in.z, in.x);
     in.z = unit_last_stride(*in.z);
   }
   check(!in.seq_idx.has_value() || !in.cu_seqlens.has_value(), kOp,
         ": seq_idx must be None where cu_seqlens is given");
-  if (in.cu_seqlens.has_value()) check_boundaries(*in.cu_seqlens, in.batch(), in.rows());
+  if (in.cu_seqlens.has_value()) check_boundaries(kOp, *in.cu_seqlens, "x", in.batch(), in.rows());
   if (in.seq_idx.has_value()) {
-    check_shape("seq_idx", *in.seq_idx, {in.batch(), in.rows()});
+    check_shape(kOp, "seq_idx", *in.seq_idx, {in.batch(), in.rows()});
     int32_data(kOp, "seq_idx", *in.seq_idx);
   }
   take_float32("initial_states", in.initial_states, in.state_shape());
@@ -293,9 +256,9 @@ using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Ten
 
 Gradients backward_op(Tensor dout, std::optional<Tensor> dfinal_states, Inputs in, Tensor states) {
   check_inputs(in);
-  check_shape("dout", dout, shape_of(in.x));
+  check_shape(kOp, "dout", dout, shape_of(in.x));
   check_same_dtype(kOp, "dout", dout, in.x);
-  check_float32("states", states, {saved_floats(in)});
+  check_float32(kOp, "states", states, {saved_floats(in)});
   states = torch::stable::contiguous(states);
   dout = unit_last_stride(dout);
   take_float32("dfinal_states", dfinal_states, in.state_shape());
