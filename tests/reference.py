@@ -3,12 +3,31 @@
 Every oracle returns a dict ``name -> (wanted, allowance)`` that goes into ``tolerance.assert_close``. A section an op.
 """
 
+import contextlib
+import functools
 from typing import NamedTuple
 
 import attention_allowance
 import torch
 from perturbation import SAMPLES, Perturbation, repeated, spread
 from tolerance import FUNCTION_ULPS, gamma, rounded, unit_roundoff
+
+
+def on_the_cpu(oracle):
+    """The oracle computes on the CPU, whatever device its arguments are on and new tensors have by default."""
+
+    @functools.wraps(oracle)
+    def computed(*args, **options):
+        elsewhere = torch.get_default_device().type != "cpu"
+        with torch.device("cpu") if elsewhere else contextlib.nullcontext():
+            return oracle(*map(_on_the_cpu, args), **{name: _on_the_cpu(value) for name, value in options.items()})
+
+    return computed
+
+
+def _on_the_cpu(value):
+    return value.cpu() if isinstance(value, torch.Tensor) else value
+
 
 # ---- attention -------------------------------------------------------------------------------------------------------
 
@@ -82,6 +101,7 @@ def attention_sequence(q, k, v, options, slopes=None, keep=None, mask=None):
     return AttentionSequence(q, k, v, raw, scores, visible, weights, kept, out, lse)
 
 
+@on_the_cpu
 def attention(
     q, k, v, *, cu_seqlens_q=None, cu_seqlens_k=None, seqused_k=None, dout=None, dlse=None, keep=None, mask=None,
     softmax_scale=None, **options,
@@ -207,6 +227,7 @@ def _conv_windows(x, states, sequence, width):
     return torch.cat([before, x[sequence.batch, :, sequence.begin : sequence.end]], -1).unfold(1, width, 1)
 
 
+@on_the_cpu
 def causal_conv1d(
     x, weight, bias=None, seq_idx=None, initial_states=None, activation=None, dout=None, dfinal_states=None
 ):
@@ -295,6 +316,7 @@ def _conv_final_states(x, states, sequences, width):
     return torch.stack(rows) if rows else x.new_zeros(0, x.shape[1], width - 1)
 
 
+@on_the_cpu
 def causal_conv1d_update(
     x, conv_state, weight, bias=None, activation=None, cache_seqlens=None, conv_state_indices=None
 ):

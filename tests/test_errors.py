@@ -366,7 +366,8 @@ CONV_ERRORS = [
     ({"weight": torch.zeros(4, 4)}, ValueError, "weight must have shape (5, width), got (4, 4)"),
     ({"weight": torch.zeros(5, 1, 4)}, ValueError, "weight must have shape (5, width), got (5, 1, 4)"),
     ({"weight": torch.zeros(5, 4).long()}, TypeError, "weight must be float32, bfloat16 or float16, got int64"),
-    ({"weight": torch.zeros(5, 4, device="meta")}, TypeError, "weight must be on the device of x (cpu), got meta"),
+    ({"weight": torch.zeros(5, 4, device="meta")}, TypeError,
+     f"weight must be on the device of x ({torch.zeros(0).device}), got meta"),
     ({"bias": torch.zeros(4)}, ValueError, "bias must have shape (5,), got (4,)"),
     ({"bias": 0.0}, TypeError, "bias must be a tensor, got float"),
     ({"activation": "gelu"}, ValueError, "activation must be None, \"silu\" or \"swish\", got 'gelu'"),
@@ -381,13 +382,6 @@ CONV_ERRORS = [
      "initial_states must have the dtype of x (float32), got float16"),
     ({"seq_idx": torch.zeros(2, 7).int(), "initial_states": torch.zeros(3, 5)}, ValueError,
      "initial_states must have shape (sequences, 5, 3), got (3, 5)"),
-    ({"seq_idx": torch.zeros(2, 7).int(), "return_final_states": True}, ValueError,
-     "seq_idx must number each sequence differently where states are passed, got 0 twice"),
-    ({"seq_idx": torch.arange(14).int().reshape(2, 7), "initial_states": torch.zeros(13, 5, 3)}, ValueError,
-     "seq_idx must be below the 13 rows of initial_states, got 13"),
-    ({"seq_idx": torch.arange(14).int().reshape(2, 7), "return_final_states": True,
-      "final_states_out": torch.zeros(12, 5, 3)}, ValueError,
-     "seq_idx must be below the 12 rows of final_states_out, got 13"),
     ({"final_states_out": torch.zeros(2, 5, 3)}, ValueError,
      "return_final_states must be True where final_states_out is given, got False"),
     ({"return_final_states": True, "final_states_out": torch.zeros(2, 5, 2)}, ValueError,
@@ -404,6 +398,24 @@ CONV_ERRORS = [
 @pytest.mark.parametrize(("changed", "kind", "text"), CONV_ERRORS, ids=[text[:40] for _, _, text in CONV_ERRORS])
 def test_causal_conv1d_fn(padfree, changed, kind, text):
     with pytest.raises(kind) as error:
+        padfree.causal_conv1d_fn(**conv_arguments(**changed))
+    assert str(error.value) == f"causal_conv1d: {text}"
+
+
+CONV_VALUE_ERRORS = [
+    ({"seq_idx": torch.zeros(2, 7).int(), "return_final_states": True},
+     "seq_idx must number each sequence differently where states are passed, got 0 twice"),
+    ({"seq_idx": torch.arange(14).int().reshape(2, 7), "initial_states": torch.zeros(13, 5, 3)},
+     "seq_idx must be below the 13 rows of initial_states, got 13"),
+    ({"seq_idx": torch.arange(14).int().reshape(2, 7), "return_final_states": True,
+      "final_states_out": torch.zeros(12, 5, 3)},
+     "seq_idx must be below the 12 rows of final_states_out, got 13"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changed", "text"), CONV_VALUE_ERRORS, ids=[text[:40] for _, text in CONV_VALUE_ERRORS])
+def test_causal_conv1d_fn_looks_at_seq_idx(padfree, readable_values, changed, text):
+    with pytest.raises(ValueError) as error:
         padfree.causal_conv1d_fn(**conv_arguments(**changed))
     assert str(error.value) == f"causal_conv1d: {text}"
 
@@ -500,9 +512,6 @@ def test_causal_conv1d_update_takes_each_padding_row(padfree):
     [
         ((torch.zeros(4), int32(0, 4), 3), ValueError, "x must have 2 dimensions, got 1"),
         ((torch.zeros(4, 5), torch.zeros(2), 3), TypeError, "cu_seqlens must be int32 or int64, got float32"),
-        ((torch.zeros(4, 5), int32(1, 4), 3), ValueError, "cu_seqlens must rise from 0 to at most 4, got [1, 4]"),
-        ((torch.zeros(4, 5), int32(0, 3, 2), 3), ValueError, "cu_seqlens must rise from 0 to at most 4, got [0, 3, 2]"),
-        ((torch.zeros(4, 5), int32(0, 5), 3), ValueError, "cu_seqlens must rise from 0 to at most 4, got [0, 5]"),
         ((torch.zeros(4, 5), int32(0, 4), 0), ValueError, "state_len must be a positive integer, got 0"),
     ],
 )
@@ -510,6 +519,13 @@ def test_causal_conv1d_varlen_states(padfree, arguments, kind, text):
     with pytest.raises(kind) as error:
         padfree.causal_conv1d_varlen_states(*arguments)
     assert str(error.value) == f"causal_conv1d_varlen_states: {text}"
+
+
+@pytest.mark.parametrize("ends", [[1, 4], [0, 3, 2], [0, 5]], ids=str)
+def test_causal_conv1d_varlen_states_looks_at_boundaries(padfree, readable_values, ends):
+    with pytest.raises(ValueError) as error:
+        padfree.causal_conv1d_varlen_states(torch.zeros(4, 5), int32(*ends), 3)
+    assert str(error.value) == f"causal_conv1d_varlen_states: cu_seqlens must rise from 0 to at most 4, got {ends}"
 
 
 # ---- gated delta rule ------------------------------------------------------------------------------------------------

@@ -1,14 +1,17 @@
 """Two builds of the bundle in one process: ops, wiring and attention of each stay its own.
 
-A second build comes from ``python -m bundle build --uid NAME --out DIR``; ``PADFREE_SECOND_BUILD=DIR`` names it.
+A second build comes from ``python -m bundle build --uid NAME --out DIR``; ``PADFREE_SECOND_BUILD=DIR`` names it. It
+holds the CPU's kernels: beside a variant with CUDA's, emulated or not, it is the other backend of one version.
 """
 
 import os
 from pathlib import Path
 
-import kernels
 import pytest
+import reference
 import torch
+from conftest import DEVICES
+from tolerance import assert_close, assert_same_bits
 
 SECOND = os.environ.get("PADFREE_SECOND_BUILD")
 pytestmark = [
@@ -22,15 +25,21 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def other(padfree):
     """The second build's module."""
+    kernels = pytest.importorskip("kernels")
     return kernels.get_local_kernel(Path(SECOND), backend="cpu")
 
 
-def test_ops_are_apart(padfree, other):
+def test_ops_are_apart(padfree, other, device):
     assert other.__name__ != padfree.__name__
     assert other.causal_conv1d_fn is not padfree.causal_conv1d_fn
-    x, weight = torch.randn(1, 8, 9), torch.randn(8, 4)
-    assert torch.equal(other.causal_conv1d_fn(x, weight), padfree.causal_conv1d_fn(x, weight))
-    assert other.verify() == padfree.verify()
+    inputs = torch.randn(1, 8, 9, device="cpu"), torch.randn(8, 4, device="cpu")
+    theirs = other.causal_conv1d_fn(*inputs)
+    mine = padfree.causal_conv1d_fn(*(tensor.to(device) for tensor in inputs))
+    for result in (mine, theirs):
+        assert_close(result, *reference.causal_conv1d(*inputs)["out"])
+    if DEVICES == ["cpu"]:
+        assert_same_bits(mine, theirs)
+        assert other.verify() == padfree.verify()
 
 
 def test_each_wires_a_model_of_one_family(padfree, other):

@@ -211,8 +211,19 @@ def test_refuses_another_device(padfree):
         pytest.skip("only the CPU variant is bound to the CPU")
     with torch.device("meta"):
         model = transformers.LlamaForCausalLM(build("llama").config)
-    with pytest.raises(ValueError, match="model must be on cpu, the backend of this variant, got meta"):
+    with pytest.raises(ValueError, match=r"model must be on cpu, the backend of this variant, got meta$"):
         padfree.enable(model)
+
+
+def test_a_variant_for_cuda_says_what_to_load_for_a_model_on_the_cpu(padfree, lfm2, monkeypatch):
+    integrity = sys.modules[f"{padfree.__name__}.integrity"]
+    cuda = {**integrity.metadata(), "backend": {"type": "cuda", "archs": ["8.0"]}}
+    monkeypatch.setattr(integrity, "metadata", lambda: cuda)
+    text = (
+        "enable: model must be on cuda, the backend of this variant, got cpu (backend='cpu' of get_kernel is for that)"
+    )
+    with pytest.raises(ValueError, match=re.escape(text)):
+        padfree.enable(lfm2)
 
 
 def test_says_when_the_versions_were_not_tested(padfree, lfm2, monkeypatch):

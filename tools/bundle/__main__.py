@@ -26,6 +26,7 @@ VERBS = {
     "test": ("bundle.testing", "lint, the driver's tests, the bundle's tests on each CPU path, the whole road"),
     "torch": ("bundle.other_torch", "the bundle's tests with another torch than the one it was built with"),
     "soak": ("bundle.soak", "random right and wrong calls at a build with address and undefined-behaviour checks"),
+    "gpu": ("bundle.gpu.check", "on a machine with a GPU: build for it, test on it, time beside torch's own kernels"),
     "bench": ("bundle.bench", "time the bundle against what a user could write instead"),
     "demo": ("bundle.demo", "the whole road: build, check, publish, load, train"),
 }

@@ -1,7 +1,8 @@
 """``bundle build``: compile the selected variants into ``build/<variant>/``.
 
 The result replaces the previous one in one step and only when everything succeeded, so a failed or killed build leaves
-what was there. Two builds of one variant at a time wait for each other.
+what was there. Two builds of one variant at a time wait for each other. Without the package `kernels_data`, as on a
+machine that only has a GPU to try the kernels on (``bundle gpu``), a variant gets no digest.
 """
 
 from __future__ import annotations
@@ -16,8 +17,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import kernels_data
-
 from bundle import buildfile, cuda, matrix, options, process, progress, provenance, ptxas, stage
 from bundle.builders import cmake, nix
 from bundle.buildfile import BuildFile
@@ -25,6 +24,11 @@ from bundle.cuda import Arch
 from bundle.errors import BuildError, UsageError
 from bundle.provenance import Provenance
 from bundle.variant import Variant
+
+try:
+    import kernels_data
+except ModuleNotFoundError:
+    kernels_data = None  # type: ignore[assignment]
 
 NEEDED_BYTES = 300 << 20
 """Free space a build starts with: objects, ccache entries and two copies of the variant."""
@@ -174,10 +178,13 @@ def _assemble(job: cmake.Job, library: Path, origin: Provenance, out: Path) -> P
     shutil.copy2(library, shipped)
     if not job.sanitize:  # its reports name lines
         process.run([*STRIP, str(shipped)], what="strip", log=job.log)
-    digest = kernels_data.Digest.hash_variant(kernels_data.DigestAlgorithm.SHA256, partial)
-    table = metadata(job, origin, digest)
+    table = metadata(job, origin)
+    if kernels_data is not None:
+        digest = kernels_data.Digest.hash_variant(kernels_data.DigestAlgorithm.SHA256, partial)
+        table["digest"] = {"algorithm": str(digest.algorithm), "files": dict(sorted(digest.files.items()))}
     text = json.dumps(table, indent=2, sort_keys=True) + "\n"
-    kernels_data.Metadata.from_bytes(text.encode())  # refuses what the loader would refuse
+    if kernels_data is not None:
+        kernels_data.Metadata.from_bytes(text.encode())  # refuses what the loader would refuse
     (partial / "metadata.json").write_text(text, encoding="utf-8")
     target = out / str(job.variant)
     stage.replace_tree(partial, target)
@@ -196,8 +203,9 @@ def costs(job: cmake.Job, library: Path) -> Iterator[str]:
     yield f"{job.variant}: {library.name}: {library.stat().st_size >> 10} KiB"
 
 
-def metadata(job: cmake.Job, origin: Provenance, digest: kernels_data.Digest) -> dict[str, Any]:
-    """What metadata.json of a variant says. Architectures are sorted as texts, as kernel-builder sorts them."""
+def metadata(job: cmake.Job, origin: Provenance) -> dict[str, Any]:
+    """What metadata.json of a variant says, but for the digest. Architectures are sorted as texts, as kernel-builder
+    sorts them."""
     build, backend = job.build, job.variant.backend
     return {
         "name": build.name,
@@ -206,7 +214,6 @@ def metadata(job: cmake.Job, origin: Provenance, digest: kernels_data.Digest) ->
         "license": build.license,
         "python-depends": list(build.python_depends),
         "backend": {"type": backend, **({"archs": sorted(map(str, job.archs))} if job.archs else {})},
-        "digest": {"algorithm": str(digest.algorithm), "files": dict(sorted(digest.files.items()))},
         "provenance": origin.table(),
     }
 

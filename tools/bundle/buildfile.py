@@ -1,7 +1,8 @@
 """build.toml, read once: kernel-builder's own validator first, then the values as dataclasses.
 
 ``kernels._rust.Build`` refuses what kernel-builder would refuse (unknown keys, a wrong edition) but exposes few fields,
-so the values come from ``tomllib``.
+so the values come from ``tomllib``. A machine that only has a GPU to try the kernels on (``bundle gpu``) has no
+`kernels`: there the file is taken as it is.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from kernels._rust import Build
-
 from bundle.errors import ConfigError
+
+try:
+    from kernels._rust import Build
+except ModuleNotFoundError:
+    Build = None
 
 FILE_NAME = "build.toml"
 SOURCE_SUFFIXES = frozenset({".c", ".cc", ".cpp", ".cxx", ".cu"})
@@ -106,7 +110,8 @@ def read(root: Path) -> BuildFile:
     if not path.is_file():
         raise ConfigError(f"{path} does not exist", hint="Run inside a checkout, or give its root with --root DIR.")
     try:
-        Build.open(root)
+        if Build is not None:
+            Build.open(root)
     except ValueError as error:
         reason = str(error).rsplit(f"{FILE_NAME}: ", 1)[-1].strip()  # it repeats the path before its own words
         raise ConfigError(f"{FILE_NAME}: {reason}", hint="The format is kernel-builder's, edition 5.") from None

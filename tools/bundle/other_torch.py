@@ -14,10 +14,12 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from bundle import buildfile, checks, compiler, matrix, options, parts, process, testing
+from bundle.buildfile import BuildFile
 from bundle.checks import Subject, load
 from bundle.errors import CheckError, ToolchainError, UsageError
 from bundle.parts import Part
@@ -41,7 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Fetch that torch once, then run the tests of the built CPU variant on it (transformers' own are left out: it
-    supports what it supports). With ``--only``, CUDA variants are loaded, and their ops looked up."""
+    supports what it supports). With ``--only``, CUDA variants are loaded, and their ops looked up; each once more
+    beside the CPU variant, where one is built, and on a pretended GPU that it has no code for."""
     out, scratch = options.places(args)
     build = buildfile.read(args.root)
     site = unpack(args.version, scratch)
@@ -49,6 +52,8 @@ def run(args: argparse.Namespace) -> int:
     for variant in cuda:
         target = replace(checks.subject(out / str(variant), root=args.root), site=site)
         _load(target, imported_version(site))
+        for spoken in _tried(target, out / _cpu_variant(build)):
+            process.say(f"{target.variant}: {spoken}", style="green")
     if cuda:
         return 0
     environment = {"PYTHONPATH": str(site), "LOCAL_KERNELS": testing.local_kernels(build.repository, out)}
@@ -71,6 +76,60 @@ def _load(target: Subject, release: str) -> None:
     process.say(
         f"{target.variant}: loads on torch {release}, {built} of {len(ops)} ops have a CUDA kernel", style="green"
     )
+
+
+_BESIDE = """
+import pathlib, sys
+import torch
+from kernels import get_local_kernel
+
+cuda = get_local_kernel(pathlib.Path(sys.argv[1]), backend="cuda")
+cpu = get_local_kernel(pathlib.Path(sys.argv[2]), backend="cpu")
+x, weight = torch.ones(1, 5, 7), torch.ones(5, 4)
+assert cpu.causal_conv1d_fn(x, weight).sum() == 5 * (1 + 2 + 3 + 4 * 4)
+try:
+    cuda.causal_conv1d_fn(x, weight)
+except NotImplementedError as error:
+    print(error)
+"""
+"""Both variants of one version in one process: each keeps its ops, and the one for CUDA names the other."""
+
+_NO_CODE = """
+import pathlib, sys
+import torch
+from kernels import get_local_kernel
+
+torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 1
+torch.cuda.get_device_capability = lambda index=0: (7, 5)
+try:
+    get_local_kernel(pathlib.Path(sys.argv[1]), backend="cuda")
+except RuntimeError as error:
+    print(error)
+"""
+
+
+def _tried(target: Subject, cpu: Path) -> Iterator[str]:
+    """What a CUDA variant says to a GPU it has no code for, and to a tensor of the CPU beside the CPU variant."""
+    yield _said(target, _NO_CODE, "load: a GPU must be of a compute capability this variant is compiled for (", cpu)
+    if cpu.is_dir():
+        text = "causal_conv1d: x must be on a cuda device, which this variant is for, got cpu"
+        yield _said(target, _BESIDE, text, cpu)
+
+
+def _said(target: Subject, code: str, wanted: str, cpu: Path) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(target.site), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-c", code, str(target.directory), str(cpu)]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if not ended.stdout.startswith(wanted):
+        last = (ended.stdout + ended.stderr).strip().splitlines()[-1:] or ["nothing"]
+        raise CheckError(f"{target.variant}: {wanted!r} wanted, got {last[0]}")
+    return ended.stdout.strip()
+
+
+def _cpu_variant(build: BuildFile) -> str:
+    """The one that holds the CPU's kernels for this machine."""
+    (name,) = matrix.select(build, [testing.HOST_VARIANT])
+    return str(name)
 
 
 def unpack(version: str, scratch: Path) -> Path:

@@ -72,7 +72,7 @@ def run(
             text=True,
             errors="replace",
             start_new_session=True,
-            preexec_fn=_end_with_parent,
+            preexec_fn=end_with_parent,
         )
         try:
             for output in child.stdout or ():
@@ -92,7 +92,7 @@ _prctl = ctypes.CDLL(None).prctl  # looked up here: between fork and exec only w
 _SET_PARENT_DEATH_SIGNAL = 1
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """Runs in the child: the kernel sends it SIGTERM when this process dies, a kill -9 included."""
     _prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
 

@@ -7,12 +7,11 @@ also carries a hash of the staged content. Without git the content hash alone na
 
 from __future__ import annotations
 
+import importlib.metadata
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import kernels_data
 
 from bundle import process, stage
 from bundle.buildfile import BuildFile
@@ -32,10 +31,18 @@ class Provenance:
 
     def table(self) -> dict[str, Any]:
         """The ``provenance`` object of metadata.json."""
-        builder = {"version": f"{kernels_data.__version__}+padfree"}
+        builder = {"version": f"{_kernels_data_version()}+padfree"}
         if self.commit is None:
             return {"kernel-builder": builder}
         return {"kernel-builder": builder, "kernel": {"commit": self.commit, "dirty": self.dirty}}
+
+
+def _kernels_data_version() -> str:
+    """0 where the package is missing: what is built there is never published (build.py)."""
+    try:
+        return importlib.metadata.version("kernels-data")
+    except importlib.metadata.PackageNotFoundError:
+        return "0"
 
 
 def of(build: BuildFile, uid: str | None = None) -> Provenance:

@@ -12,16 +12,8 @@ import time
 from pathlib import Path
 
 from bundle import build, buildfile, matrix, options, parts, process, testing
-from bundle.errors import ToolchainError
 from bundle.parts import Outcome, Part
 
-PRELOADED = ("libasan.so", "libstdc++.so")
-"""In this order, before Python: the first sees every allocation, and stands before functions of the second."""
-
-SANITIZER_OPTIONS = {
-    "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1",  # Python's own; too large is an error to be raised
-    "UBSAN_OPTIONS": "print_stacktrace=1",
-}
 SEEDS_APART = 10**9
 """Between the first numbers of two paths, so that no call is made twice."""
 
@@ -50,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
             )
     local = testing.local_kernels(configuration.repository, out)
     seed = int(time.time()) if args.seed is None else args.seed
-    paths = args.isa or _paths(testing.widest_path(local, preload()))
+    paths = args.isa or _paths(testing.widest_path(local, testing.preload()))
     outcomes: list[Outcome] = []
     scratch.mkdir(parents=True, exist_ok=True)
     for number, isa in enumerate(paths):
@@ -74,19 +66,8 @@ def part(args: argparse.Namespace, isa: str, local: str, *, seed: int, seconds: 
     command = [sys.executable, "tests/soak.py", "--seed", str(seed), "--seconds", str(seconds), "--last", str(last)]
     if args.calls is not None:
         command += ["--calls", str(args.calls)]
-    environment = {"LOCAL_KERNELS": local, "PADFREE_ISA": isa, **preload()}
+    environment = {"LOCAL_KERNELS": local, "PADFREE_ISA": isa, **testing.preload()}
     return Part(f"soak, {isa}", tuple(command), args.root, environment)
-
-
-def preload() -> dict[str, str]:
-    """The environment in which a process can load a sanitized library."""
-    found = []
-    for library in PRELOADED:
-        path = process.capture(["g++", f"-print-file-name={library}"])
-        if path is None or not Path(path).is_absolute():  # what it does not have, it prints as it was asked
-            raise ToolchainError(f"g++ with {library} wanted", hint="Install the sanitizers of g++ (libasan).")
-        found.append(path)
-    return {"LD_PRELOAD": " ".join(found), **SANITIZER_OPTIONS}
 
 
 def _paths(widest: str) -> tuple[str, ...]:

@@ -14,9 +14,9 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from bundle import build, buildfile, compiler, cuda, lint, options, parts, variant
+from bundle import build, buildfile, compiler, cuda, lint, options, parts, process, variant
 from bundle.builders import cmake
-from bundle.errors import CheckError, UsageError
+from bundle.errors import CheckError, ToolchainError, UsageError
 from bundle.parts import Outcome, Part
 
 CPU_VARIANTS = "*cpu*"
@@ -28,6 +28,7 @@ EMULATED_TESTS = ("tests/test_gated_delta_rule.py", "tests/test_state_space.py")
 """What the emulated AVX-512 path is tested with: the ops that have one."""
 
 SUITES = ("lint", "driver", "bundle", "emulated", "cuda", "e2e")
+NAMED_SUITES = ("avx512", "asan")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,8 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--suite",
         action="append",
-        choices=(*SUITES, "avx512"),
-        help="only this one; may be repeated; avx512, emulated, is run only when named",
+        choices=(*SUITES, *NAMED_SUITES),
+        help="only this one; may be repeated; run only when named: avx512, emulated, and asan, the CUDA kernels under "
+        "the address sanitizer",
     )
     parser.add_argument("pytest", nargs="*", metavar="-- PYTEST", help="words handed to every pytest, after --")
 
@@ -61,6 +63,8 @@ def run(args: argparse.Namespace) -> int:
         outcomes += bundle_suite(args)
     if "emulated" in wanted:
         outcomes += cuda_emulation_suite(args)
+    if "asan" in wanted:
+        outcomes += sanitized_suite(args)
     if "avx512" in wanted:
         outcomes += emulated_suite(args)
     if "cuda" in wanted:
@@ -112,22 +116,51 @@ def cuda_emulation_suite(args: argparse.Namespace) -> Iterator[Outcome]:
         yield Outcome("CUDA emulation", skipped="tools/cuda_host switches stacks in x86-64 assembly")
         return
     yield parts.run(_driver_tests("emulator tests", args, "tests/emulator"))
+    out, scratch = options.places(args)
+    beside = {"PADFREE_SECOND_BUILD": str(out)} if any(out.glob(HOST_VARIANT)) else {}
+    yield from _emulated_tests(args, "CUDA emulated", scratch / "build-emulated-cuda", beside)
+    command = ("bash", "tools/gpu_check.sh", "--emulated", "--root", str(args.root), "--scratch", str(scratch))
+    environment = {"PYTHON": sys.executable, "PYTHONPATH": str(_hiding(scratch / "hidden"))}
+    yield parts.run(Part("GPU check, dry run", command, args.root, environment))
+
+
+HIDDEN = ("kernels", "kernels_data", "kernel_abi_check")
+"""What a machine that is only there for its GPU lacks, and the dry run of its check does without."""
+
+
+def _hiding(folder: Path) -> Path:
+    """A folder for PYTHONPATH in which the packages of HIDDEN are not to be had."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in HIDDEN:
+        text = f"raise ModuleNotFoundError('hidden from the dry run', name={name!r})\n"
+        (folder / f"{name}.py").write_text(text, encoding="utf-8")
+    return folder
+
+
+def sanitized_suite(args: argparse.Namespace) -> Iterator[Outcome]:
+    """The same tests of the ops on CUDA kernels that the address sanitizer watches instead of the emulator's hooks."""
     _, scratch = options.places(args)
-    out = scratch / "build-emulated-cuda"
+    yield from _emulated_tests(
+        args, "CUDA emulated, asan", scratch / "build-asan-emulated-cuda", preload(), "--sanitize"
+    )
+
+
+def _emulated_tests(
+    args: argparse.Namespace, name: str, out: Path, environment: Mapping[str, str], *flags: str
+) -> Iterator[Outcome]:
+    """Build the CUDA kernels for the emulator into ``out``, and run the ops' tests on them."""
+    _, scratch = options.places(args)
     own = ("--root", str(args.root), "--scratch", str(scratch), "--out", str(out), "--only", HOST_VARIANT)
     if not args.no_build:
-        built = parts.run(
-            Part("emulated build", (sys.executable, "-m", "bundle", "build", "--emulate-cuda", *own), args.root)
-        )
+        command = (sys.executable, "-m", "bundle", "build", "--emulate-cuda", *flags, *own)
+        built = parts.run(Part(f"build, {name}", command, args.root))
         yield built
         if built.code != 0:
             return
-    environment = {
-        "LOCAL_KERNELS": local_kernels(buildfile.read(args.root).repository, out),
-        "PADFREE_TEST_DEVICE": "emulated",
-    }
+    local = local_kernels(buildfile.read(args.root).repository, out)
     command = (sys.executable, "-m", "pytest", "tests", "-m", "kernels_ci", "-q", *args.pytest)
-    yield parts.run(Part("bundle tests, CUDA emulated", command, args.root, environment))
+    own_environment = {"LOCAL_KERNELS": local, "PADFREE_TEST_DEVICE": "emulated", **environment}
+    yield parts.run(Part(f"bundle tests, {name}", command, args.root, own_environment))
 
 
 def emulated_suite(args: argparse.Namespace) -> Iterator[Outcome]:
@@ -180,6 +213,26 @@ def local_kernels(repository: str, out: Path) -> str:
     if ":" in str(out):
         raise UsageError(f"--out must be a path without a colon (LOCAL_KERNELS cannot hold one), got {out}")
     return f"{repository}={out}"
+
+
+PRELOADED = ("libasan.so", "libstdc++.so")
+"""In this order, before Python: the first sees every allocation, and stands before functions of the second."""
+
+SANITIZER_OPTIONS = {
+    "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1",  # Python's own; too large is an error to be raised
+    "UBSAN_OPTIONS": "print_stacktrace=1",
+}
+
+
+def preload() -> dict[str, str]:
+    """The environment in which a process can load a sanitized library."""
+    found = []
+    for library in PRELOADED:
+        path = process.capture(["g++", f"-print-file-name={library}"])
+        if path is None or not Path(path).is_absolute():  # what it does not have, it prints as it was asked
+            raise ToolchainError(f"g++ with {library} wanted", hint="Install the sanitizers of g++ (libasan).")
+        found.append(path)
+    return {"LD_PRELOAD": " ".join(found), **SANITIZER_OPTIONS}
 
 
 def widest_path(local: str, needed: Mapping[str, str] | None = None) -> str:

@@ -177,6 +177,13 @@ def test_the_committed_tables_have_no_spills() -> None:
         assert not spilling, f"{path.name}: {spilling}"
 
 
+def test_the_committed_tables_hold_every_architecture() -> None:
+    """What `build` compiles by default must not fail `check` for want of rows."""
+    wanted = {arch.sm for arch in cuda.all_archs(buildfile.read(options.REPOSITORY))}
+    for path in ptxas.DIRECTORY.glob("*.tsv"):
+        assert {row.arch for row in ptxas.committed(path)} == wanted, path.name
+
+
 def test_a_report_needs_a_build(tmp_path: Path) -> None:
     with pytest.raises(CheckError, match="holds no ptxas report"):
         ptxas.read(tmp_path)

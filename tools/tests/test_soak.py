@@ -30,7 +30,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[Part]:
 
     monkeypatch.setattr(parts, "run", record)
     monkeypatch.setattr(testing, "widest_path", lambda local, needed: "avx2")
-    monkeypatch.setattr(soak, "preload", lambda: {"LD_PRELOAD": "libasan.so"})
+    monkeypatch.setattr(testing, "preload", lambda: {"LD_PRELOAD": "libasan.so"})
     return seen
 
 
@@ -78,7 +78,7 @@ def test_minutes_must_be_a_positive_number(minutes: str) -> None:
 def test_a_compiler_without_sanitizers_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "capture", lambda command: "libasan.so")
     with pytest.raises(ToolchainError, match=r"g\+\+ with libasan.so wanted"):
-        soak.preload()
+        testing.preload()
 
 
 def test_sanitized_builds_lie_apart(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from bundle import compiler, lint, options, parts, testing
 from bundle.errors import SuiteError, ToolchainError, UsageError
 from bundle.parts import Outcome, Part
 
+CPU = "torch-stable-abi211-cpu-x86_64-linux"
+
 
 def python(name: str, code: str, tmp_path: Path, **env: str) -> Part:
     """A part that runs a line of Python."""
@@ -152,12 +154,37 @@ def test_cuda_kernels_are_built_for_the_emulator_and_tested_on_it(
 
     monkeypatch.setattr(parts, "run", record)
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-    list(testing.cuda_emulation_suite(arguments("--scratch", str(tmp_path))))
-    assert [part.name for part in ran] == ["emulator tests", "emulated build", "bundle tests, CUDA emulated"]
+    (tmp_path / "build" / CPU).mkdir(parents=True)
+    list(testing.cuda_emulation_suite(arguments("--scratch", str(tmp_path), "--out", str(tmp_path / "build"))))
+    assert [part.name for part in ran] == [
+        "emulator tests", "build, CUDA emulated", "bundle tests, CUDA emulated", "GPU check, dry run",
+    ]  # fmt: skip
     assert "--emulate-cuda" in ran[1].command
     assert ran[2].env == {
         "LOCAL_KERNELS": f"padfree/padfree-flash2={tmp_path / 'build-emulated-cuda'}",
         "PADFREE_TEST_DEVICE": "emulated",
+        "PADFREE_SECOND_BUILD": str(tmp_path / "build"),
+    }
+    assert ran[3].command[:3] == ("bash", "tools/gpu_check.sh", "--emulated")
+    assert {path.stem for path in Path(ran[3].env["PYTHONPATH"]).iterdir()} == set(testing.HIDDEN)
+
+
+def test_the_ops_run_under_the_address_sanitizer_when_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ran: list[Part] = []
+
+    def record(part: Part) -> Outcome:
+        ran.append(part)
+        return Outcome(part.name)
+
+    monkeypatch.setattr(parts, "run", record)
+    monkeypatch.setattr(testing, "preload", lambda: {"LD_PRELOAD": "libasan.so"})
+    testing.run(arguments("--suite", "asan", "--scratch", str(tmp_path)))
+    built, tested = ran
+    assert {"--emulate-cuda", "--sanitize"} <= set(built.command)
+    assert tested.env == {
+        "LOCAL_KERNELS": f"padfree/padfree-flash2={tmp_path / 'build-asan-emulated-cuda'}",
+        "PADFREE_TEST_DEVICE": "emulated",
+        "LD_PRELOAD": "libasan.so",
     }
 
 

@@ -1,6 +1,7 @@
 """padfree-flash2: attention, convolution and linear-attention kernels for padding-free training, on CPU and CUDA."""
 
 from . import layers
+from ._archs import require_a_gpu
 from ._register import isa
 from .attention import attention_with_mask, flash_attn_func, flash_attn_varlen_func
 from .attention_kvcache import flash_attn_with_kvcache
@@ -25,6 +26,8 @@ from .selective_scan import mamba_inner_fn, selective_scan_fn
 from .selective_state_update import selective_state_update
 from .state_space import mamba_chunk_scan_combined, mamba_split_conv1d_scan_combined
 from .wiring import disable, enable, report
+
+require_a_gpu()
 
 __all__ = [
     "attention_with_mask",

@@ -119,8 +119,9 @@ def _pretrained(model):
 
 def _check_device(model) -> None:
     backend, device = integrity.metadata()["backend"]["type"], model.device.type
-    if backend == "cpu" and device != "cpu":
-        raise ValueError(f"enable: model must be on cpu, the backend of this variant, got {device}")
+    if device != backend:
+        load = f" (backend={device!r} of get_kernel is for that)" if device in ("cpu", "cuda") else ""
+        raise ValueError(f"enable: model must be on {backend}, the backend of this variant, got {device}{load}")
 
 
 def _wire_attention(model, wired: Wired) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -96,6 +98,39 @@ def test_a_kernel_that_spills_fails(tmp_path: Path, tables: Path) -> None:
     found = findings(root)["gpu kernels"]
     assert len(found) == 1
     assert found[0].startswith("spilling spills on sm_80: ")
+
+
+LAUNCHING = """\
+#include <cstdio>
+
+#include "common/cuda/launch.h"
+
+struct Params {};
+__global__ void nothing(const __grid_constant__ Params) {}
+
+int main() {
+  try {
+    padfree::launch(nothing, {.op = "planted", .kernel = "nothing", .shape = "3 rows", .blocks = 2, .threads = 2048,
+                              .shared_bytes = 64, .stream = nullptr}, Params{});
+  } catch (const std::exception& error) {
+    std::puts(error.what());
+  }
+}
+"""
+
+
+def test_a_launch_that_cuda_refuses_names_op_and_shape_and_cudas_words(tmp_path: Path) -> None:
+    """Everywhere: without a GPU there is no device, with one no block of 2048 threads."""
+    toolkit, program = cuda.find(CU130, REPOSITORY), tmp_path / "launching"
+    source = program.with_suffix(".cu")
+    source.write_text(LAUNCHING, encoding="utf-8")
+    command = [str(toolkit.nvcc), "-std=c++20", f"-I{REPOSITORY / 'kernel-src'}", "-cudart", "none", str(source)]
+    subprocess.run([*command, "-o", str(program), "-Xlinker", str(toolkit.runtime)], check=True)
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(toolkit.runtime.parent)}
+    said = subprocess.run([program], env=environment, capture_output=True, text=True, check=True).stdout.strip()
+    where = "planted: nothing on 3 rows, 2 blocks of 2048 threads with 64 bytes of shared memory each: "
+    assert said.startswith(where)
+    assert said.removeprefix(where)
 
 
 def test_an_error_of_nvcc_is_shown_and_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
