@@ -52,6 +52,46 @@ def native_faults(name: str, text: str, ops: set[str]) -> Iterator[str]:
             yield f"{name} includes {header}: the binding is above"
 
 
+# What a .cuh file may include: nvcc, NVRTC and the emulator compile it, so there is no host code in it.
+CUH_HEADERS = {"cstdint", "type_traits", "cuda_fp16.h", "cuda_bf16.h", "cuda_host/device.h"}
+_CODE = re.compile(r"//[^\n]*")
+
+
+def cuda_faults(name: str, text: str) -> Iterator[str]:
+    """What is against the rules of CUDA sources: one home of instructions, kernels without host code."""
+    code = _CODE.sub("", text)
+    if re.search(r"\basm\b", code) and not name.startswith("common/cuda/"):
+        yield f"{name} has inline assembly: common/cuda/ is its one home"
+    if "<<<" in code:
+        yield f"{name} launches by itself: common/cuda/launch.h does"
+    for header in includes(text) if name.endswith(".cuh") else ():
+        own = header.endswith((".cuh", "params.h", "types.h", "dispatch.h", "geometry.h", "kernels.h"))
+        if not own and header not in CUH_HEADERS:
+            yield f"{name} includes {header}, which NVRTC has not"
+
+
+def test_cuda_roads() -> None:
+    faults = [
+        fault
+        for path in native_files()
+        for fault in cuda_faults(path.relative_to(KERNELS).as_posix(), path.read_text(encoding="utf-8"))
+    ]
+    assert not faults, "\n".join(faults)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "fault"),
+    [
+        ("attention/cuda/forward.cuh", 'asm volatile("nop;");', "common/cuda/ is its one home"),
+        ("attention/cuda/forward_64.cu", "kernel<<<1, 32>>>();", "launches by itself"),
+        ("attention/cuda/forward.cuh", "#include <string>", "which NVRTC has not"),
+        ("attention/cuda/forward.cuh", "#include <torch/csrc/stable/tensor.h>", "which NVRTC has not"),
+    ],
+)
+def test_cuda_faults_are_found(name: str, text: str, fault: str) -> None:
+    assert [fault in line for line in cuda_faults(name, text)] == [True]
+
+
 def op_names() -> set[str]:
     return {path.name for path in KERNELS.iterdir() if path.is_dir() and path.name != "common"}
 

@@ -12,7 +12,7 @@
 namespace padfree::attention::cuda {
 
 constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
-constexpr float kInfinity = __builtin_huge_valf();
+constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
 
 // What a lane has to know of one of its rows. Asked for where it is needed and not kept: registers are what
 // limits the tile, and most blocks of keys are seen by all rows.
