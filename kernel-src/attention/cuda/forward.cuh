@@ -39,7 +39,7 @@ struct ForwardShared {
   KeyRange seen_by_all;  // keys that every row of the tile sees
 };
 
-// Where this thread's share of the keys (or values) begins; the next block of keys is N rows further.
+// Where this thread's share of the keys (or values) from `key` on begins.
 template <int kThreads, typename T, int kDim>
 __device__ __forceinline__ const T* first_row(const View& view, const TileTask& task, int32_t key) {
   const int64_t row = int64_t{task.sequence.key_begin} + key + CopyShare<kThreads, kDim>().first;
@@ -146,19 +146,18 @@ __global__ void __launch_bounds__(Shape<kDim>::kThreads) forward(const __grid_co
     shared.seen_by_all = seen_by_all(p, task, M);
   }
   const Span span = span_of<N>(p, task);
-  const T* k_row = first_row<kThreads, T, kDim>(p.k, task, span.first * N);
-  const T* v_row = first_row<kThreads, T, kDim>(p.v, task, span.first * N);
-  int32_t keys_left = task.sequence.seqlen_k - span.first * N;
-  const auto copy_keys = [&](auto& tile, const T*& row, int64_t row_stride, int32_t left, int columns) {
-    copy_rows<kThreads>(tile, left, columns, [&](int i) { return row + i * Share::kStep * row_stride; });
+  // Where a block of keys lies is computed anew for each: registers are what limits the tile.
+  const auto copy_keys = [&](auto& tile, const View& view, const TileTask& of, int32_t block, int columns) {
+    const T* row = first_row<kThreads, T, kDim>(view, of, block * N);
+    copy_rows<kThreads>(tile, of.sequence.seqlen_k - block * N, columns,
+                        [&](int i) { return row + i * Share::kStep * view.row_stride; });
     copy_commit();
-    row += N * row_stride;
   };
   if (span.first < span.end) {
     copy_rows<kThreads>(shared.q, task.end - task.begin, p.head_dim, [&](int i) {
       return query_row<T>(p, task, task.begin + Share().first + i * Share::kStep);
     });
-    copy_keys(shared.k, k_row, p.k.row_stride, keys_left, p.head_dim);
+    copy_keys(shared.k, p.k, task, span.first, p.head_dim);
   }
 
   const int warp_row = static_cast<int>(threadIdx.x) / kWarp * R * kMmaRows;
@@ -170,14 +169,13 @@ __global__ void __launch_bounds__(Shape<kDim>::kThreads) forward(const __grid_co
   for (int32_t block = span.first; block < span.end; ++block) {
     copy_wait<0>();
     __syncthreads();  // Q and this K are there; nobody reads the last V any more
-    copy_keys(shared.v, v_row, p.v.row_stride, keys_left, p.head_dim_v);
-    keys_left -= N;
+    copy_keys(shared.v, p.v, shared.task, block, p.head_dim_v);
     Sums<R, N> weights;
     weights.clear();
     multiply_transposed(weights, shared.q, warp_row, shared.k);
     copy_wait<0>();
     __syncthreads();  // this V is there; nobody reads this K any more
-    if (block + 1 < span.end) copy_keys(shared.k, k_row, p.k.row_stride, keys_left, p.head_dim);
+    if (block + 1 < span.end) copy_keys(shared.k, p.k, shared.task, block + 1, p.head_dim);
     if constexpr (kModified) modify(weights, p, shared.task, warp_row, block * N);
     if (block * N < shared.seen_by_all.begin || (block + 1) * N > shared.seen_by_all.end) {
       mask(weights, p, shared.task, warp_row, block * N);
