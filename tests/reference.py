@@ -368,12 +368,56 @@ def _delta_sequence(q, k, v, g, beta, state, perturb):
     return torch.stack(out, 1) if out else torch.zeros_like(v), state
 
 
+def _delta_unrolled(q, k, v, g, beta, state, perturb):
+    """The same for a gate per head, chunk by chunk as a kernel unrolls it (gated_delta_rule/README.md).
+
+    The sums of a token then hold what other tokens of the chunk erase again, grown by the gates in between: where gates
+    are positive that is many times the state of the recurrence, and so are the errors.
+    """
+    outs = []
+    for begin in range(0, q.shape[1], _DELTA_CHUNK):
+        rows = [x[:, begin : begin + _DELTA_CHUNK] for x in (q, k, v, g, beta)]
+        out, state = _delta_unrolled_chunk(*rows, state, perturb)
+        outs.append(out)
+    return torch.cat(outs, 1), state
+
+
+def _delta_unrolled_chunk(q, k, v, g, beta, state, perturb):
+    terms = k.shape[-1] + _DELTA_CHUNK  # as in the recurrence: of a sum over channels that goes on over tokens
+    both = terms, terms + v.shape[-1]
+    total, tokens = g.cumsum(1), q.shape[1]
+
+    def decay(exponent):
+        return perturb(exponent.exp(), FUNCTION_ULPS + exponent.detach().abs())
+
+    def pairs(rows):  # (runs, i, j, H): decay(j..i) rows_i . k_j
+        return perturb(between * perturb(rows[:, :, None] * k[:, None], k.shape[-1]).sum(-1), 2)
+
+    def from_state(rows):
+        return perturb(into[..., None] * perturb(rows[..., None] * state[:, None], *both).sum(-2))
+
+    lower = torch.ones(tokens, tokens, dtype=torch.float64).tril()[..., None]
+    between = decay((total[:, :, None] - total[:, None]) * lower) * lower
+    into, out_of = decay(total), decay(total[:, -1:] - total)
+    a, p = pairs(k) * -beta[:, :, None], pairs(q)
+    right = perturb(beta[..., None] * perturb(v - from_state(k)))
+    d = right[:, :0]
+    for i in range(tokens):
+        earlier = perturb(a[:, i, :i, :, None] * d, *both).sum(1)
+        d = torch.cat([d, perturb(right[:, i] + earlier).unsqueeze(1)], 1)
+    out = from_state(q) + perturb(p[..., None] * d[:, None], *both).sum(2)
+    written = perturb(k[..., None] * perturb(out_of[..., None] * d).unsqueeze(-2), *both).sum(1)
+    return out, perturb(perturb(into[:, -1, :, None, None] * state, *both) + written)
+
+
 def gated_delta_rule(
-    q, k, v, g, beta, *, initial_state=None, cu_seqlens=None, scale=None, l2norm=False, dout=None, dfinal_state=None
+    q, k, v, g, beta, *, initial_state=None, cu_seqlens=None, scale=None, l2norm=False, dout=None, dfinal_state=None,
+    unrolled=False,
 ):  # fmt: skip
     """What the gated delta rule must return: ``out``, ``final_state`` and, with ``dout``, the gradient of each input.
 
     Shapes as in ``chunk_gated_delta_rule``; ``g`` (B, T, HV), or (B, T, HV, K) for a gate per channel (KDA).
+    ``unrolled``: allowances of the chunk form where states grow; the values are those of the recurrence.
     """
     perturb = Perturbation()
     inputs = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
@@ -392,7 +436,8 @@ def gated_delta_rule(
     outs, finals = [], []
     for i in range(count):
         of = (slice(None), i) if ends is None else (slice(None), 0, slice(ends[i], ends[i + 1]))
-        out, final = _delta_sequence(*(x[of] for x in rows), states[:, i], perturb)
+        sequence = _delta_unrolled if unrolled else _delta_sequence
+        out, final = sequence(*(x[of] for x in rows), states[:, i], perturb)
         outs.append(out)
         finals.append(final)
     out, final_state = _delta_out(outs, ends, leaves["v"]), torch.stack(finals, 1)
