@@ -4,8 +4,9 @@ import torch
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
-# Below, at and past a vector (8), the register tiles (6, 16), and the blocks (64, 96, 128, 256) that kernels work in.
-LENGTHS = [1, 5, 6, 7, 8, 9, 15, 16, 17, 63, 64, 65, 95, 96, 97, 127, 128, 129, 255, 256, 257]
+# Below, at and past a vector (8, 16), the register tiles (6 x 16, 12 x 32), and the blocks (64, 96, 128, 256) that
+# kernels work in.
+LENGTHS = [1, 5, 6, 7, 8, 9, 11, 12, 13, 15, 16, 17, 31, 32, 33, 63, 64, 65, 95, 96, 97, 127, 128, 129, 255, 256, 257]
 
 
 def dtype_id(dtype):

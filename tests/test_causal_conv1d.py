@@ -74,7 +74,7 @@ def check(padfree, x, weight, bias, states, dout, seq_idx=None, activation="silu
 @pytest.mark.parametrize("dtype", cases.DTYPES, ids=cases.dtype_id)
 @pytest.mark.parametrize(("bias", "activation"), [(True, "silu"), (False, None)])
 def test_matches_oracle(padfree, dtype, width, layout, bias, activation):
-    for channels in (13, 24):
+    for channels in (13, 24, 37):  # less than two vectors of 8 or 16 lanes, and more
         got = check(padfree, *inputs(2, channels, 67, width, dtype=dtype, bias=bias, layout=layout), None, activation)
         assert got["out"].stride() == layout(got["out"]).stride()
 
@@ -446,7 +446,7 @@ def test_varlen_states(padfree):
 
 
 @pytest.mark.parametrize("layout", cases.LAYOUTS.values(), ids=cases.LAYOUTS)
-@pytest.mark.parametrize("channels", [13, 24])
+@pytest.mark.parametrize("channels", [13, 24, 37])
 def test_layout_changes_no_bit(padfree, channels, layout):
     x, weight, bias, states, dout = inputs(2, channels, 70, 4, states=2)
     wanted = run(padfree, x, weight, bias, None, states, dout)

@@ -24,8 +24,15 @@ HOST_VARIANT = "*cpu-x86_64-linux"
 ISA_PATHS = ("generic", "avx2", "avx512")
 """Every path a CPU variant may have, narrowest first; a machine has the ones up to its widest."""
 
-EMULATED_TESTS = ("tests/test_gated_delta_rule.py", "tests/test_state_space.py")
-"""What the emulated AVX-512 path is tested with: the ops that have one."""
+EMULATED_TESTS = tuple(
+    f"tests/test_{name}.py"
+    for name in (
+        "attention", "attention_decode", "attention_determinism", "attention_forward", "attention_fuzz",
+        "attention_kvcache", "attention_mask", "attention_options", "attention_packed", "attention_properties",
+        "causal_conv1d", "gated_delta_rule", "selective_scan", "selective_state_update", "state_space",
+    )
+)  # fmt: skip
+"""What the emulated AVX-512 path is tested with: what runs kernels. Compiling and layers are the same on any path."""
 
 SUITES = ("lint", "driver", "bundle", "emulated", "cuda", "e2e")
 NAMED_SUITES = ("avx512", "asan")

@@ -11,6 +11,7 @@ import pytest
 from bundle import build, buildfile, compiler, options
 from bundle.builders import cmake
 from bundle.buildfile import BuildFile
+from bundle.checks import isa as isa_check
 from bundle.compiler import Compiler
 from bundle.errors import ToolchainError, UsageError
 from bundle.variant import parse
@@ -41,12 +42,11 @@ def test_only_the_avx512_files_are_compiled_otherwise(real: BuildFile, tmp_path:
         assert {*cmake.EMULATED_FLAGS, "-mfma", "-mf16c"} <= set(re.split(r'[;"]', emulated[name]))
 
 
-def test_which_ops_have_no_avx512_path_yet(real: BuildFile) -> None:
+def test_every_op_has_every_path(real: BuildFile) -> None:
     names = {section.name for section in real.kernels}
-    ops = {name.removesuffix("_cpu_avx2") for name in names if name.endswith("_cpu_avx2")}
-    assert {op for op in ops if f"{op}_cpu_avx512" not in names} == {
-        "attention", "causal_conv1d", "selective_scan", "selective_state_update",
-    }  # fmt: skip
+    ops = {name.removesuffix("_cpu") for name in names if name.endswith("_cpu")} - {"common"}
+    assert {"attention", "causal_conv1d"} < ops
+    assert {f"{op}_cpu_{isa}" for op in ops for isa in isa_check.ISAS} - names == set()
 
 
 def arguments(*words: str) -> argparse.Namespace:

@@ -24,7 +24,7 @@ namespace attention {
 namespace {
 
 const Kernels& current_kernels() {
-  return kernels_in_use<generic::kernels, avx2::kernels>();
+  return kernels_in_use<generic::kernels, avx2::kernels, avx512::kernels>();
 }
 
 // A head dim in whole panels, as the kernels lay out sums.

@@ -129,7 +129,7 @@ template <typename T, int kRows, int kHeads, int kDim>
     for (int h = 0; h < keys.heads; h += kHeads) {
       Vec sums[Vec::kLanes];
       ahead.piece(kPairs * keys.dim * static_cast<int64_t>(sizeof(T)));
-#pragma GCC unroll 8
+#pragma GCC unroll 16
       for (int i = 0; i < kPairs; ++i) {
         const int key = j + i / kHeads, head = h + i % kHeads;
         const void* row = keys.row[kKeys == 1 || key < end ? key : end - 1];
@@ -140,7 +140,7 @@ template <typename T, int kRows, int kHeads, int kDim>
       float lanes[Vec::kLanes];
       store(lanes, sum_of<0, Vec::kLanes>(sums));
       float* target = scores + h * scores_step + j;
-#pragma GCC unroll 8
+#pragma GCC unroll 16
       for (int i = 0; i < kPairs; ++i) {
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r)

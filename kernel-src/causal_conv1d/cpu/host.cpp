@@ -19,11 +19,14 @@ extern const Kernels kKernels;
 namespace avx2 {
 extern const Kernels kKernels;
 }
+namespace avx512 {
+extern const Kernels kKernels;
+}
 
 namespace {
 
 const Kernels& kernels() {
-  return kernels_in_use<generic::kKernels, avx2::kKernels>();
+  return kernels_in_use<generic::kKernels, avx2::kKernels, avx512::kKernels>();
 }
 
 // How much of time and how many channels one task takes. Long enough to pay for its start, short enough that

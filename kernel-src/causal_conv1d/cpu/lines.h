@@ -7,7 +7,7 @@ namespace {
 constexpr int64_t kTile = 1024;
 // Room in front of a buffer for the W - 1 values before the tile, keeping the tile aligned; and behind it for
 // the W - 1 values past it and a whole vector.
-constexpr int64_t kFront = 8, kBehind = 16;
+constexpr int64_t kFront = 16, kBehind = 32;
 static_assert(kFront >= kMaxWidth - 1 && kBehind >= kMaxWidth - 1 + Vec::kLanes);
 
 template <typename T>

@@ -24,7 +24,7 @@ namespace {
 constexpr const char* kOp = "selective_scan";
 
 const Kernels& kernels() {
-  return kernels_in_use<generic::kernels, avx2::kernels>();
+  return kernels_in_use<generic::kernels, avx2::kernels, avx512::kernels>();
 }
 
 // What both ops take.

@@ -19,5 +19,8 @@ extern const Kernels kernels;
 namespace avx2 {
 extern const Kernels kernels;
 }
+namespace avx512 {
+extern const Kernels kernels;
+}
 
 }  // namespace padfree::selective_scan

@@ -1,5 +1,6 @@
 // The recurrence itself, over one tile: two vectors of channels by one or two states at a time, token after
-// token, so that the states stay in registers and each broadcast of B and C serves two vectors.
+// token, so that the states stay in registers and each broadcast of B and C serves two vectors. (Where a
+// vector is a whole lane group, it goes alone.)
 //
 //   advance   a_t = 2^(dt_t A2),  h_t = a_t h_{t-1} + (dt_t u_t) B_t,  y_t += C_t h_t      and keeps a and h,
 //   if asked to retreat   the same backwards, from the a and h that advance kept
@@ -13,6 +14,8 @@
 namespace padfree::selective_scan {
 namespace {
 
+// Vectors of a lane group that go side by side: AVX-512 has one, whose two states still keep the pipes busy.
+constexpr int kVectors = kLanes >= 2 * Vec::kLanes ? 2 : 1;
 constexpr int kStatesAtATime = 2;
 
 // One tile and what the states of its lane group need; matrices are [states][kLanes], tiles [token][kLanes].
@@ -55,9 +58,9 @@ inline void advance_states(const Strip& strip, int64_t n, int lane) {
   const Strip s = strip;  // a copy that no store below can change: its pointers stay in registers
   const float *A2 = s.A2 + n * kLanes + lane, *B = s.B, *C = s.C, *dt = s.dt + lane, *w = s.w + lane;
   float *state = s.state + n * kLanes + lane, *y = s.y + lane, *decay = s.decay + lane, *kept = s.kept + lane;
-  Vec h[kStates][2];
+  Vec h[kStates][kVectors];
   for (int i = 0; i < kStates; ++i) {
-    for (int v = 0; v < 2; ++v) {
+    for (int v = 0; v < kVectors; ++v) {
       h[i][v] = load(state + i * kLanes + v * kWidth);
       if constexpr (kKeep) store(kept + i * kKeptRow + v * kWidth, h[i][v]);
     }
@@ -65,7 +68,7 @@ inline void advance_states(const Strip& strip, int64_t n, int lane) {
   for (int t = 0; t < s.tokens; ++t, B += s.B_stride, C += s.C_stride) {
     const int row = t * kLanes;
 #pragma GCC unroll 2
-    for (int v = 0; v < 2; ++v) {
+    for (int v = 0; v < kVectors; ++v) {
       const int at = row + v * kWidth;
       const Vec step = load(dt + at), input = load(w + at);
       Vec sum = load(y + at);
@@ -84,7 +87,7 @@ inline void advance_states(const Strip& strip, int64_t n, int lane) {
     }
   }
   for (int i = 0; i < kStates; ++i) {
-    for (int v = 0; v < 2; ++v) store(state + i * kLanes + v * kWidth, h[i][v]);
+    for (int v = 0; v < kVectors; ++v) store(state + i * kLanes + v * kWidth, h[i][v]);
   }
 }
 
@@ -102,9 +105,9 @@ inline void retreat_states(const Strip& strip, int64_t n, int lane) {
   float* dB = kConstantB ? s.dB + n * kLanes + lane : s.dB + n * kChunk * kWidth;
   float* dC = kConstantC ? s.dC + n * kLanes + lane : s.dC + n * kChunk * kWidth;
   constexpr int kRowB = kConstantB ? kLanes : kChunk * kWidth, kRowC = kConstantC ? kLanes : kChunk * kWidth;
-  Vec carry[kStates][2], dA[kStates][2];
+  Vec carry[kStates][kVectors], dA[kStates][kVectors];
   for (int i = 0; i < kStates; ++i) {
-    for (int v = 0; v < 2; ++v) {
+    for (int v = 0; v < kVectors; ++v) {
       carry[i][v] = load(carries + i * kLanes + v * kWidth);
       dA[i][v] = load(sums + i * kLanes + v * kWidth);
     }
@@ -117,7 +120,7 @@ inline void retreat_states(const Strip& strip, int64_t n, int lane) {
       for_C[i] = kConstantC ? zero() : load(dC + i * kRowC + t * kWidth);
     }
 #pragma GCC unroll 2
-    for (int v = 0; v < 2; ++v) {
+    for (int v = 0; v < kVectors; ++v) {
       const int at = row + v * kWidth;
       const Vec gradient = load(dy + at), input = load(w + at), step = load(dt + at);
       Vec sum_w = load(to_w + at), sum_decay = load(to_decay + at);
@@ -151,7 +154,7 @@ inline void retreat_states(const Strip& strip, int64_t n, int lane) {
     }
   }
   for (int i = 0; i < kStates; ++i) {
-    for (int v = 0; v < 2; ++v) {
+    for (int v = 0; v < kVectors; ++v) {
       store(carries + i * kLanes + v * kWidth, carry[i][v]);
       store(sums + i * kLanes + v * kWidth, dA[i][v]);
     }
@@ -161,7 +164,7 @@ inline void retreat_states(const Strip& strip, int64_t n, int lane) {
 // Every state of the strip forward, and, if it has a carry, backward.
 template <bool kBounded, bool kConstantB, bool kConstantC, bool kBackward>
 [[gnu::flatten, gnu::noinline]] void run_strip(const Strip& s) {
-  for (int lane = 0; lane < kLanes; lane += 2 * Vec::kLanes) {
+  for (int lane = 0; lane < kLanes; lane += kVectors * Vec::kLanes) {
     int64_t n = 0;
     for (; n + kStatesAtATime <= s.states; n += kStatesAtATime) {
       advance_states<kBounded, kConstantB, kConstantC, kBackward, kStatesAtATime>(s, n, lane);

@@ -20,13 +20,16 @@ extern const Kernels kKernels;
 namespace avx2 {
 extern const Kernels kKernels;
 }
+namespace avx512 {
+extern const Kernels kKernels;
+}
 
 namespace {
 
 constexpr const char* kOp = "selective_state_update";
 
 const Kernels& kernels() {
-  return kernels_in_use<generic::kKernels, avx2::kKernels>();
+  return kernels_in_use<generic::kKernels, avx2::kKernels, avx512::kKernels>();
 }
 
 Tensor float32(const char* name, const Tensor& tensor, const std::vector<int64_t>& shape) {
