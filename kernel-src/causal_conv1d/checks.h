@@ -35,12 +35,12 @@ inline Tensor empty_like(const Tensor& x, Layout layout) {
   const int64_t plane = sizes[1] * sizes[2];
   const int64_t strides[2][3] = {{plane, sizes[2], 1}, {plane, 1, sizes[1]}};
   int32_t dtype, device_type, device_index;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(x.get(), &dtype));
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(x.get(), &device_type));
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(x.get(), &device_index));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(x.get(), &dtype));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(x.get(), &device_type));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(x.get(), &device_index));
   AtenTensorHandle handle;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(3, sizes, strides[static_cast<int>(layout)], dtype,
-                                                         device_type, device_index, &handle));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(3, sizes, strides[static_cast<int>(layout)], dtype,
+                                                  device_type, device_index, &handle));
   return Tensor(handle);
 }
 

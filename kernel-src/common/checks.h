@@ -141,7 +141,7 @@ inline Tensor part_of(const Tensor& tensor, int64_t dim, int64_t start, int64_t 
   std::array<StableIValue, 4> stack = {torch::stable::detail::from(tensor), torch::stable::detail::from(dim),
                                        torch::stable::detail::from(start),
                                        torch::stable::detail::from(length)};
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::narrow", "", stack.data(), TORCH_ABI_VERSION));
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::narrow", "", stack.data(), TORCH_ABI_VERSION));
   return torch::stable::detail::to<Tensor>(stack[0]);
 }
 

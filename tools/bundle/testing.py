@@ -34,8 +34,7 @@ EMULATED_TESTS = tuple(
 )  # fmt: skip
 """What the emulated AVX-512 path is tested with: what runs kernels. Compiling and layers are the same on any path."""
 
-SUITES = ("lint", "driver", "bundle", "emulated", "cuda", "e2e")
-NAMED_SUITES = ("avx512", "asan")
+SUITES = ("lint", "driver", "bundle", "emulated", "asan", "cuda", "e2e")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,9 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--suite",
         action="append",
-        choices=(*SUITES, *NAMED_SUITES),
-        help="only this one; may be repeated; run only when named: avx512, emulated, and asan, the CUDA kernels under "
-        "the address sanitizer",
+        choices=(*SUITES, "avx512"),
+        help="only this one; may be repeated; avx512, emulated, is run only when named",
     )
     parser.add_argument("pytest", nargs="*", metavar="-- PYTEST", help="words handed to every pytest, after --")
 
@@ -120,7 +118,7 @@ def bundle_suite(args: argparse.Namespace) -> Iterator[Outcome]:
 def cuda_emulation_suite(args: argparse.Namespace) -> Iterator[Outcome]:
     """The CUDA kernels without a GPU: the emulator's own tests, a build of the kernels for it, its tests of the ops."""
     if platform.machine() != "x86_64":
-        yield Outcome("CUDA emulation", skipped="tools/cuda_host switches stacks in x86-64 assembly")
+        yield Outcome("CUDA emulation", skipped=NO_EMULATOR)
         return
     yield parts.run(_driver_tests("emulator tests", args, "tests/emulator"))
     out, scratch = options.places(args)
@@ -130,6 +128,8 @@ def cuda_emulation_suite(args: argparse.Namespace) -> Iterator[Outcome]:
     environment = {"PYTHON": sys.executable, "PYTHONPATH": str(_hiding(scratch / "hidden"))}
     yield parts.run(Part("GPU check, dry run", command, args.root, environment))
 
+
+NO_EMULATOR = "tools/cuda_host switches stacks in x86-64 assembly"
 
 HIDDEN = ("kernels", "kernels_data", "kernel_abi_check")
 """What a machine that is only there for its GPU lacks, and the dry run of its check does without."""
@@ -146,10 +146,17 @@ def _hiding(folder: Path) -> Path:
 
 def sanitized_suite(args: argparse.Namespace) -> Iterator[Outcome]:
     """The same tests of the ops on CUDA kernels that the address sanitizer watches instead of the emulator's hooks."""
-    _, scratch = options.places(args)
-    yield from _emulated_tests(
-        args, "CUDA emulated, asan", scratch / "build-asan-emulated-cuda", preload(), "--sanitize"
-    )
+    name = "CUDA emulated, asan"
+    if platform.machine() != "x86_64":
+        yield Outcome(name, skipped=NO_EMULATOR)
+        return
+    try:
+        environment = preload()
+    except ToolchainError as reason:
+        yield Outcome(name, skipped=reason.message)
+        return
+    out = options.places(args)[1] / "build-asan-emulated-cuda"
+    yield from _emulated_tests(args, name, out, environment, "--sanitize")
 
 
 def _emulated_tests(

@@ -52,6 +52,17 @@ def native_faults(name: str, text: str, ops: set[str]) -> Iterator[str]:
             yield f"{name} includes {header}: the binding is above"
 
 
+NEWER_THAN_THE_TARGET = ("STABLE_TORCH_ERROR_CODE_CHECK",)
+"""Names that headers of the target, torch 2.11, have not: a machine with that torch compiles the sources too."""
+
+
+def test_native_sources_compile_with_the_headers_of_the_oldest_torch() -> None:
+    binding = (REPOSITORY / "torch-ext").glob("*.[hc]*")
+    for path in (*native_files(), *binding):
+        text = path.read_text(encoding="utf-8")
+        assert not [name for name in NEWER_THAN_THE_TARGET if name in text], path
+
+
 # What a .cuh file may include: nvcc, NVRTC and the emulator compile it, so there is no host code in it.
 CUH_HEADERS = {"cstdint", "type_traits", "cuda_fp16.h", "cuda_bf16.h", "cuda_host/device.h"}
 _CODE = re.compile(r"//[^\n]*")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bundle import compiler, lint, options, parts, testing
+from bundle import compiler, lint, options, parts, process, testing
 from bundle.errors import SuiteError, ToolchainError, UsageError
 from bundle.parts import Outcome, Part
 
@@ -169,7 +169,7 @@ def test_cuda_kernels_are_built_for_the_emulator_and_tested_on_it(
     assert {path.stem for path in Path(ran[3].env["PYTHONPATH"]).iterdir()} == set(testing.HIDDEN)
 
 
-def test_the_ops_run_under_the_address_sanitizer_when_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_ops_run_under_the_address_sanitizer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ran: list[Part] = []
 
     def record(part: Part) -> Outcome:
@@ -191,7 +191,15 @@ def test_the_ops_run_under_the_address_sanitizer_when_asked(monkeypatch: pytest.
 def test_the_emulator_is_for_one_machine_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     outcomes = list(testing.cuda_emulation_suite(arguments()))
-    assert [outcome.skipped for outcome in outcomes] == ["tools/cuda_host switches stacks in x86-64 assembly"]
+    outcomes += testing.sanitized_suite(arguments())
+    assert [outcome.skipped for outcome in outcomes] == ["tools/cuda_host switches stacks in x86-64 assembly"] * 2
+
+
+def test_without_the_sanitizers_library_the_suite_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(process, "capture", lambda command: "libasan.so")
+    (outcome,) = testing.sanitized_suite(arguments())
+    assert outcome.skipped == "g++ with libasan.so wanted"
 
 
 def test_a_path_that_local_kernels_cannot_hold_is_refused() -> None:

@@ -50,7 +50,7 @@ bool torch_op_takes(const Params& p, const Options& options, const std::vector<S
 
 template <size_t kResults, size_t kArguments>
 std::array<Tensor, kResults> call_torch(const char* op, std::array<StableIValue, kArguments> stack) {
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(op, "", stack.data(), TORCH_ABI_VERSION));
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(op, "", stack.data(), TORCH_ABI_VERSION));
   std::array<Tensor, kResults> results;
   for (size_t i = 0; i < kResults; ++i) results[i] = torch::stable::detail::to<Tensor>(stack[i]);
   return results;

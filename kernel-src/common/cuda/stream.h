@@ -73,7 +73,7 @@ inline void* Call::write(const char* name, const torch::stable::Tensor& tensor) 
 #else
 
 inline Call::Call(const torch::stable::Tensor& like) : device_(like.get_device_index()) {
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(like.get_device_index(), &stream_));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(like.get_device_index(), &stream_));
 }
 
 inline const void* Call::read(const char*, const torch::stable::Tensor& tensor) {

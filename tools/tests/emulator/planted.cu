@@ -116,6 +116,14 @@ __global__ void across_blocks(const __grid_constant__ Params p) {
   p.out[i] = static_cast<float>(blockIdx.x);
 }
 
+// What the address sanitizer finds and the hooks do not: the array is the thread's own.
+__global__ void local_array(const __grid_constant__ Params p) {
+  const int i = threadIdx.x;
+  float held[4];
+  for (float& each : held) each = p.in[i];
+  p.out[i] = held[i % 4 + p.fault];
+}
+
 __global__ void misaligned(const __grid_constant__ Params p) {
   if (threadIdx.x < 16)
     store_packet<16>(p.out + 4 * threadIdx.x, load_packet<16>(p.in + 4 * threadIdx.x + p.fault));
@@ -198,6 +206,8 @@ const std::map<std::string, Case>& cases() {
       {"blocks", {across_blocks, 0, 2, 128, [](auto&, int i) { return i < 128 ? 0.0f : 1.0f; }}},
       {"two-blocks-one-word", {across_blocks, 1, 2, 128, nullptr}},
       {"packets", {misaligned, 0, 1, 256, [](auto& in, int i) { return i < 64 ? in[i] : -1.0f; }}},
+      {"local-array", {local_array, 0, 1, 256, [](auto& in, int i) { return in[i]; }}},
+      {"past-a-local-array", {local_array, 4, 1, 256, nullptr}},
       {"misaligned-packet", {misaligned, 1, 1, 256, nullptr}},
       {"product",
        {product, 0, 1, 32,

@@ -16,8 +16,8 @@ SEEDS = ("0", "1", "2", "3")
 FLAGS = ("-std=c++20", "-O1", "-DPADFREE_EMULATED", f"-I{HOST.parent}", f"-I{REPOSITORY / 'kernel-src'}")
 
 RIGHT = (
-    "atomics", "blocks", "bounds", "hand-over", "one-writer", "packets", "product", "reverse", "reverse-async",
-    "reverse-twice", "shuffles",
+    "atomics", "blocks", "bounds", "hand-over", "local-array", "one-writer", "packets", "product", "reverse",
+    "reverse-async", "reverse-twice", "shuffles",
 )  # fmt: skip
 
 FAULTS = {
@@ -42,6 +42,9 @@ FAULTS = {
     "write-to-an-input": "in may only be read",
 }
 """Words of what the emulator says of each planted fault."""
+
+SANITIZERS_FAULT = "past-a-local-array"
+"""Found by the address sanitizer alone."""
 
 
 def program(place: Path, flags: tuple[str, ...], hooks: tuple[str, ...]) -> Path:
@@ -96,5 +99,12 @@ def test_right_kernels_are_right_under_the_address_sanitizer(sanitized: Path, na
     assert said(sanitized, name) == "right"
 
 
+def test_the_address_sanitizer_looks_at_the_stacks_of_threads(sanitized: Path) -> None:
+    ended = subprocess.run([sanitized, SANITIZERS_FAULT], capture_output=True, text=True, check=False, timeout=60)
+    assert ended.returncode != 0
+    assert "AddressSanitizer: stack-buffer-overflow" in ended.stderr
+    assert "local_array" in ended.stderr
+
+
 def test_every_case_is_judged(planted: Path) -> None:
-    assert sorted(said(planted).split()) == sorted((*RIGHT, *FAULTS))
+    assert sorted(said(planted).split()) == sorted((*RIGHT, *FAULTS, SANITIZERS_FAULT))
