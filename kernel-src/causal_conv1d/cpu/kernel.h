@@ -9,8 +9,8 @@
 //
 // Two bodies, by which dimension is contiguous:
 //   rows  (channel-last)  a vector is some channels; a tap is a row pointer, so a boundary costs a pointer.
-//   lines (channel-first) a vector is some times; a tile of one channel goes through a float buffer in L1 with
-//                         the W - 1 values before it in front, so a boundary costs W - 1 values per sequence.
+//   lines (channel-first) a vector is some times; a tile of one channel goes through a float buffer with the
+//                         W - 1 values before it in front, so a boundary costs W - 1 values per sequence.
 // Both add the taps oldest first onto the bias: the layout does not change the bits either.
 //
 // A third, update.h, is the step of decoding; relayout.h copies from one layout to the other.
