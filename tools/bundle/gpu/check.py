@@ -39,7 +39,9 @@ TESTS_LIMIT, MEASURE_RESERVE, TABLE_RESERVE = 150.0, 100.0, 10.0
 DRY_TESTS = "test_scales or test_swish or test_extreme or test_update_of_nothing or test_export"
 """Of both ops, seconds in all: the emulated suite runs the rest."""
 
-WORKERS = 6
+PLUGINS = {"xdist": ("-n", "6"), "pytest_timeout": ("--timeout", "60", "--timeout-method", "thread")}
+"""pytest's plugins that are used where they are installed: a kernel that hangs then costs a worker, and is named."""
+
 BROKEN, GO_ON = 3, 30.0
 """What `measure` ends with when a kernel has broken the GPU's context; with so many seconds left another goes on."""
 _SUMMARY = re.compile(r"\d+ (?:passed|failed|errors?|skipped)\b.*")
@@ -204,8 +206,8 @@ def _tests(args: argparse.Namespace, what: Plan, results: Path, budget: Budget) 
     command = [sys.executable, "-m", "pytest", "tests", "-m", "kernels_ci", "-q", "-p", "no:cacheprovider"]
     if args.emulated:
         command += ["-k", DRY_TESTS]
-    elif importlib.util.find_spec("xdist") is not None:
-        command += ["-n", str(WORKERS)]
+    else:
+        command += [word for plugin, words in PLUGINS.items() if importlib.util.find_spec(plugin) for word in words]
     environment = {"PADFREE_VARIANT": str(what.folder), "PADFREE_TEST_DEVICE": "emulated" if args.emulated else "cuda"}
     limit = min(TESTS_LIMIT, budget.left(MEASURE_RESERVE + TABLE_RESERVE))
     log = results / "tests.log"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from bundle import other_torch
-from bundle.errors import BuildError, UsageError
+from bundle import checks, other_torch
+from bundle.errors import BuildError, CheckError, UsageError
 
 
 def _library(path: Path, source: str, *words: str) -> None:
@@ -45,6 +47,18 @@ def test_a_fetch_that_fails_leaves_no_torch_behind(tmp_path: Path, monkeypatch: 
     with pytest.raises(BuildError, match="pip failed"):
         other_torch.unpack("2.11.0", tmp_path)
     assert not (tmp_path / "torch-2.11.0").exists()
+
+
+def test_a_cuda_variant_that_says_something_else_fails_the_check(tmp_path: Path) -> None:
+    folder = tmp_path / "torch-stable-abi211-cu130-x86_64-linux"
+    folder.mkdir()
+    table = {"name": "tiny", "id": "_tiny_cuda_0", "version": 1, "license": "Apache-2.0", "python-depends": []}
+    text = json.dumps({**table, "backend": {"type": "cuda", "archs": ["8.0"]}})
+    (folder / "metadata.json").write_text(text, encoding="utf-8")
+    target = replace(checks.subject(folder), site=tmp_path)
+    assert other_torch._said(target, "print('load: so')", "load: ", tmp_path) == "load: so"
+    with pytest.raises(CheckError, match="'load: ' wanted, got ValueError: no"):
+        other_torch._said(target, "raise ValueError('no')", "load: ", tmp_path)
 
 
 @pytest.mark.parametrize("version", ["2.11", "latest", "../2.11.0", ""])
