@@ -54,10 +54,15 @@ enum class Shape {
   kLowerOut,  // C is square and only its lower triangle is wanted
 };
 
-// C op= A B for `panels` panels of columns; `scale` has an element per row (kScaleAdd).
-template <Update kUpdate, Layout kLayout, Shape kShape = Shape::kFull>
+struct Nothing {
+  void operator()() const {}
+};
+
+// C op= A B for `panels` panels of columns; `scale` has an element per row (kScaleAdd). `between` is called
+// before each tile: for memory that is to be asked for while the core computes.
+template <Update kUpdate, Layout kLayout, Shape kShape = Shape::kFull, typename Between = Nothing>
 inline void product(int rows, int panels, int depth, const float* a, int lda, Panels b, Result c,
-                    const float* scale = nullptr) {
+                    const float* scale = nullptr, Between&& between = Between{}) {
   static_assert(kLayout != Layout::kPanels || kShape != Shape::kUpper, "a panel of A starts at its depth 0");
   const int row_step = kLayout == Layout::kRows ? lda : kLayout == Layout::kPanels ? kPanel : 1;
   const int depth_step = kLayout == Layout::kRows ? 1 : lda;
@@ -65,6 +70,7 @@ inline void product(int rows, int panels, int depth, const float* a, int lda, Pa
     for (int i = 0, m; i < rows; i += m) {
       m = tile_rows(rows - i);
       if (kShape == Shape::kLowerOut && i + m <= p * kPanel) continue;
+      between();
       const int begin = kShape == Shape::kUpper ? i : 0;
       const int end = kShape == Shape::kLower ? i + m : depth;
       gemm_tile<kUpdate, kLayout>(m, end - begin, a + i * row_step + begin * depth_step, lda,

@@ -152,7 +152,7 @@ inline void backward_chunk(const Params& p, const Sequence& s, int head, int64_t
   const Gated& gated = space.gate.gated;
   prepare(p, s, space.keys, head, begin, space.gate);
   solve_values(p, s, head, begin, gated, ld, {0, p.head_dim_v, panels}, state != nullptr,
-               state != nullptr ? *state : Panels{}, space.d, &space.x);
+               state != nullptr ? *state : Panels{}, space.d, &space.x, Nothing{});
   load_rows(p, p.dout, s, head, begin, n, p.head_dim_v, space.dout_rows, width);
   copy(rows_result(space.dout_rows, width), n, panels, panels_result(space.dout));
   solve_right_side_gradient(p, gated, ld, has_dstate ? &dstate : nullptr, space);

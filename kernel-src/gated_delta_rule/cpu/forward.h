@@ -36,13 +36,15 @@ inline ForwardSpace<Gate> forward_space(const Params& p, Arena& arena) {
 
 template <typename Gate>
 inline void forward_chunk(const Params& p, const Sequence& s, int head, int64_t begin, const Gated& gated,
-                          Columns columns, bool has_state, Panels state, ForwardSpace<Gate>& space) {
+                          Columns columns, bool has_state, Panels state, ForwardSpace<Gate>& space,
+                          Ahead& ahead) {
   const int n = gated.n, ld = space.keys.ld, width = columns.panels * kPanel;
-  solve_values(p, s, head, begin, gated, ld, columns, has_state, state, space.d, nullptr);
+  solve_values(p, s, head, begin, gated, ld, columns, has_state, state, space.d, nullptr, ahead);
 
   const Result out = rows_result(space.out, width);
   if (has_state) {
-    product<Update::kOverwrite, Layout::kRows>(n, columns.panels, p.head_dim, gated.q_in, ld, state, out);
+    product<Update::kOverwrite, Layout::kRows>(n, columns.panels, p.head_dim, gated.q_in, ld, state, out,
+                                               nullptr, ahead);
     product<Update::kScaleAdd, Layout::kRows, Shape::kLower>(n, columns.panels, n, gated.p, kChunk, space.d,
                                                              out, gated.in);
   } else {
@@ -56,11 +58,29 @@ inline void forward_chunk(const Params& p, const Sequence& s, int head, int64_t 
   scale_rows(space.d, gated.out, n, columns.panels, space.scaled_d);
   if (has_state) {
     product<Update::kScaleAdd, Layout::kTransposed>(p.head_dim, columns.panels, n, gated.k_out, ld,
-                                                    space.scaled_d, panels_result(state), gated.decay);
+                                                    space.scaled_d, panels_result(state), gated.decay, ahead);
   } else {
     product<Update::kOverwrite, Layout::kTransposed>(p.head_dim, columns.panels, n, gated.k_out, ld,
-                                                     space.scaled_d, panels_result(state));
+                                                     space.scaled_d, panels_result(state), nullptr, ahead);
   }
+}
+
+// What comes after `head` of the chunk at `begin`: its own outputs, then the values of the next head of the
+// task, or the queries, keys and values of the next chunk.
+inline void look_ahead(const Params& p, const Task& task, const Sequence& s, int r, int64_t begin, int n,
+                       Columns columns, Ahead& ahead) {
+  const int first_head = task.key_head * p.group;
+  const auto add_values = [&](const View& view, int head, int64_t row, int rows) {
+    ahead.add(p, view, s, first_head + head, row, rows, columns.first, columns.dim);
+  };
+  ahead.clear();
+  add_values(p.out, r, begin, n);
+  if (r + 1 < task.head_end) return add_values(p.v, r + 1, begin, n);
+  const int64_t next = begin + n;
+  const int left = min_int(kChunk, s.length - next);
+  ahead.add(p, p.q, s, task.key_head, next, left, 0, p.head_dim);
+  ahead.add(p, p.k, s, task.key_head, next, left, 0, p.head_dim);
+  add_values(p.v, task.head_begin, next, left);
 }
 
 template <typename Gate>
@@ -83,6 +103,7 @@ void forward(const Params& p, const Task& task, float* workspace) {
       clear_state(state_of(r), columns.panels);
     }
   }
+  Ahead ahead;
   for (int64_t begin = 0, chunk = s.first_chunk; begin < s.length; begin += kChunk, ++chunk) {
     const bool has_state = begin > 0 || p.initial_state != nullptr;
     load_keys(p, s, task.key_head, begin, min_int(kChunk, s.length - begin), space.keys);
@@ -93,7 +114,8 @@ void forward(const Params& p, const Task& task, float* workspace) {
         __builtin_memcpy(saved, state_of(r).data, sizeof(float) * columns.panels * step);
       }
       prepare(p, s, space.keys, head, begin, space.gate);
-      forward_chunk(p, s, head, begin, space.gate.gated, columns, has_state, state_of(r), space);
+      look_ahead(p, task, s, r, begin, space.keys.n, columns, ahead);
+      forward_chunk(p, s, head, begin, space.gate.gated, columns, has_state, state_of(r), space, ahead);
     }
   }
   if (p.final_state == nullptr) return;

@@ -1,6 +1,7 @@
 // Values, states and outputs of one value head: the recurrence over chunks, on a range of value columns.
 #pragma once
 
+#include "gated_delta_rule/cpu/ahead.h"
 #include "gated_delta_rule/cpu/gate.h"
 #include "gated_delta_rule/cpu/solve.h"
 
@@ -68,14 +69,15 @@ template <typename T>
 }
 
 // D, and v - in * (K_in S) where wanted, from the state before the chunk.
+template <typename Between>
 inline void solve_values(const Params& p, const Sequence& s, int head, int64_t begin, const Gated& gated,
                          int ld, Columns columns, bool has_state, Panels state, Panels d,
-                         const Panels* residual) {
+                         const Panels* residual, Between&& between) {
   void* rows[kChunk];
   row_pointers(p.dtype, p.v, s, head, begin, gated.n, rows);
   if (has_state) {
     product<Update::kOverwrite, Layout::kRows>(gated.n, columns.panels, p.head_dim, gated.k_in, ld, state,
-                                               panels_result(d));
+                                               panels_result(d), nullptr, between);
   }
   with_dtype(p.dtype, [&](auto tag) {
     right_side_of<typename decltype(tag)::type>(rows, gated, columns, has_state, d, residual);
