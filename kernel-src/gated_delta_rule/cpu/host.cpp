@@ -10,6 +10,7 @@
 
 #include "common/checks.h"
 #include "common/cpu/kernel_table.h"
+#include "common/cpu/memory.h"
 #include "common/cpu/parallel.h"
 #include "gated_delta_rule/cpu/kernels.h"
 #include "gated_delta_rule/cpu/plan.h"
@@ -116,12 +117,19 @@ std::vector<int64_t> states_shape(const Inputs& in) {
   return {chunks_bound(in.batch(), in.rows(), in.sequences(), in.packed()), in.heads(), in.head_dim(), width};
 }
 
+// A new tensor of the shape, on huge pages where it is large; zeros unless kernels write all of it.
+Tensor new_tensor(const Tensor& like, const std::vector<int64_t>& shape, bool written) {
+  if (!written) return torch::stable::new_zeros(like, shape);
+  Tensor tensor = torch::stable::new_empty(like, shape);
+  prefer_huge_pages(tensor.data_ptr(), tensor.numel() * static_cast<int64_t>(tensor.element_size()));
+  return tensor;
+}
+
 // A new tensor shaped like the rows of the call; rows past the last sequence hold 0.
 Tensor new_rows(const Inputs& in, const std::vector<Sequence>& sequences, const Tensor& like) {
   int64_t used = in.packed() ? 0 : in.rows();
   for (const Sequence& s : sequences) used = std::max(used, s.begin + s.length);
-  const std::vector<int64_t> shape = shape_of(like);
-  return used < in.rows() ? torch::stable::new_zeros(like, shape) : torch::stable::new_empty(like, shape);
+  return new_tensor(like, shape_of(like), used == in.rows());
 }
 
 // The states before each chunk, as the kernel saves them: panels of `panel` columns. Where empty sequences
@@ -131,7 +139,7 @@ Tensor new_states(const Inputs& in, const std::vector<Sequence>& sequences, cons
   int64_t chunks = 0;
   for (const Sequence& s : sequences) chunks += (s.length + kChunk - 1) / kChunk;
   const bool filled = chunks == shape[0] && (in.head_dim_v() + panel - 1) / panel * panel == shape[3];
-  return filled ? torch::stable::new_empty(in.beta, shape) : torch::stable::new_zeros(in.beta, shape);
+  return new_tensor(in.beta, shape, filled);
 }
 
 // Runs `kernel` on every task, with a workspace for each worker.
