@@ -2,7 +2,8 @@
 
 Two layers each, with the heads, head dims and proportions of the real models and an eighth to a quarter of their width:
 Qwen3-Next-shaped (gated delta rule, then full attention) and Bamba-shaped (Mamba 2, then full attention). A step is
-forward, loss, backward and AdamW. Tokens a second count real tokens.
+forward, loss, backward and AdamW in its fused form, which is what Trainer takes by default. Tokens a second count real
+tokens.
 
 What decides is how much of a padded batch is filling: torch's own products with the weights are 70 % of our step and
 cost the same for a token of either kind. Of batches of eight paragraphs of the texts in tools/data the middle half
@@ -111,7 +112,7 @@ def batches(lengths):
 
 def stepper(model, batch, learning_rate=1e-6):
     """A function that takes one training step and returns its loss; at a rate of 0 the loss stays what it is."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, fused=True)
     targets = (batch["labels"][:, 1:] != IGNORED).sum().item()
 
     def step():
