@@ -1,8 +1,8 @@
 #include "selective_scan/cpu/plan.h"
 
 #include <algorithm>
-#include <stdexcept>
-#include <string>
+
+#include "common/cpu/runs.h"
 
 namespace padfree::selective_scan {
 namespace {
@@ -31,30 +31,11 @@ std::vector<int64_t> cut(const std::vector<Sequence>& sequences, int64_t tokens,
 }  // namespace
 
 std::vector<Sequence> sequences_of(const int32_t* seq_idx, int64_t batch, int64_t seqlen, int64_t states) {
+  const std::vector<Run> runs = runs_of(seq_idx, batch, seqlen);
+  if (seq_idx != nullptr && states >= 0) check_numbers("selective_scan", runs, "the states", states);
   std::vector<Sequence> found;
-  std::vector<char> seen(std::max<int64_t>(states, 0));
-  for (int64_t b = 0; b < batch; ++b) {
-    for (int64_t begin = 0, end; begin < seqlen; begin = end) {
-      if (seq_idx == nullptr) {
-        end = seqlen;
-        found.push_back({b, begin, end, b});
-        continue;
-      }
-      const int32_t* row = seq_idx + b * seqlen;
-      const int32_t number = row[begin];
-      end = std::find_if(row + begin, row + seqlen, [&](int32_t other) { return other != number; }) - row;
-      if (number < 0) continue;
-      if (states >= 0 && number >= states) {
-        throw std::runtime_error("selective_scan: seq_idx must be below the " + std::to_string(states) +
-                                 " rows of the states, got " + std::to_string(number));
-      }
-      if (states >= 0 && seen[number]++ != 0) {
-        throw std::runtime_error(
-            "selective_scan: seq_idx must number each sequence differently where states are passed, got " +
-            std::to_string(number) + " twice");
-      }
-      found.push_back({b, begin, end, number});
-    }
+  for (const Run& run : runs) {
+    if (run.number >= 0) found.push_back({run.batch, run.begin, run.end, run.number});
   }
   return found;
 }

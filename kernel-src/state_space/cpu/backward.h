@@ -83,7 +83,7 @@ inline void pull_gate(const Params& p, const Sequence& s, int head, int64_t begi
   with_dtype(p.dtype, [&](auto tag) {
     pull_gate_of<typename decltype(tag)::type>(rows, n, p.head_dim, space.dy, space.scratch, width);
   });
-  save_rows(p, p.dz, s, head, begin, n, p.head_dim, space.scratch, width);
+  store_rows(p, p.dz, s, head, begin, n, p.head_dim, space.scratch, width);
 }
 
 inline float dot(const float* a, const float* b, int n) {
@@ -140,7 +140,7 @@ inline void pull_values(const Params& p, const Sequence& s, int head, int64_t be
     }
     space.pairs.direct[j] = sum(direct);
   }
-  save_rows(p, p.dx, s, head, begin, n, p.head_dim, space.du, width);
+  store_rows(p, p.dx, s, head, begin, n, p.head_dim, space.du, width);
 }
 
 // dD, from dmix where it is one number a head.

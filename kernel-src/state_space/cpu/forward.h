@@ -63,7 +63,7 @@ inline void forward_chunk(const Params& p, const Sequence& s, int head, int64_t 
   scan_rows(p, space.shared, space.steps, space.mix, space.x, has_state ? &state : nullptr, space.y, width);
   add_skip(p, s, head, begin, n, space.y, width);
   apply_gate(p, s, head, begin, n, space.y, width);
-  save_rows(p, p.out, s, head, begin, n, p.head_dim, space.y, width);
+  store_rows(p, p.out, s, head, begin, n, p.head_dim, space.y, width);
   if (begin + n < s.length || s.final >= 0) {
     step_state(p, space.shared, space.steps, space.x, space.weighted_x, has_state, panels, state);
   }

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "common/cpu/runs.h"
+
 namespace padfree::state_space {
 namespace {
 
@@ -58,13 +60,13 @@ std::vector<Sequence> packed_sequences(const int32_t* cu_seqlens, int64_t count)
 }
 
 std::vector<Sequence> indexed_sequences(const int32_t* seq_idx, int64_t batch, int64_t length) {
+  const std::vector<Run> runs = runs_of(seq_idx, batch, length);
   std::vector<Sequence> sequences;
+  auto run = runs.begin();
   for (int64_t b = 0; b < batch; ++b) {
-    const int32_t* row = seq_idx + b * length;
     const size_t first = sequences.size();
-    for (int64_t begin = 0, end; begin < length; begin = end) {
-      for (end = begin + 1; end < length && row[end] == row[begin];) ++end;
-      if (row[begin] >= 0) sequences.push_back({b, begin, end - begin});
+    for (; run != runs.end() && run->batch == b; ++run) {
+      if (run->number >= 0) sequences.push_back({b, run->begin, run->end - run->begin});
     }
     if (sequences.size() == first) sequences.push_back({b, 0, 0});
     sequences[first].initial = b;

@@ -1,45 +1,13 @@
-// Where rows and states live in memory, and how a chunk of them becomes float32 operands.
+// States of the caller as panels of operands, and back.
 #pragma once
 
+#include "common/cpu/token_rows.h"
 #include "state_space/params.h"
 
 namespace padfree::state_space {
 namespace {
 
-// Pointers to rows [begin, begin + n) of one head (or group).
-inline void row_pointers(DType dtype, const View& view, const Sequence& s, int64_t head, int64_t begin, int n,
-                         void** rows) {
-  const int64_t size = dtype == DType::kFloat32 ? 4 : 2;
-  const int64_t first =
-      s.batch * view.batch_stride + (s.begin + begin) * view.row_stride + head * view.head_stride;
-  char* row = static_cast<char*>(view.data) + first * size;
-  for (int i = 0; i < n; ++i, row += view.row_stride * size) rows[i] = row;
-}
-
-inline float* element(const FloatView& view, const Sequence& s, int64_t head, int64_t row) {
-  return view.data + s.batch * view.batch_stride + (s.begin + row) * view.row_stride +
-         head * view.head_stride;
-}
-
-// Rows of one head as float32, with zeros in columns [dim, ld).
-inline void load_rows(const Params& p, const View& view, const Sequence& s, int64_t head, int64_t begin,
-                      int n, int dim, float* out, int ld) {
-  void* rows[kChunk];
-  row_pointers(p.dtype, view, s, head, begin, n, rows);
-  for (int i = 0; i < n; ++i) {
-    for (int d = dim; d < ld; ++d) out[i * ld + d] = 0.0f;
-  }
-  convert_rows(p.dtype, rows, n, dim, 1.0f, out, ld);
-}
-
-// Rounds rows to the storage type.
-inline void save_rows(const Params& p, const View& view, const Sequence& s, int64_t head, int64_t begin,
-                      int n, int dim, const float* in, int ld) {
-  void* rows[kChunk];
-  row_pointers(p.dtype, view, s, head, begin, n, rows);
-  const float one = 1.0f;
-  store_rows(p.dtype, rows, n, dim, in, ld, &one, 0);
-}
+static_assert(kChunk <= kMostRows);
 
 inline void clear(float* x, int from, int to) {
   for (int i = from; i < to; ++i) x[i] = 0.0f;
