@@ -332,6 +332,17 @@ ERRORS = {
         ValueError,
         "cache_seqlens must have size 2 in dimension 0, got 1",
     ),
+    "lengths_past_int32": (
+        arguments(cache_seqlens=torch.tensor([4, 2**31 - 1])),
+        ValueError,
+        "k_cache must have room for 2147483650 tokens (2147483647 and 3 new), got 12",
+    ),
+    "lengths_int64": (arguments(cache_seqlens=2**32), ValueError, "cache_seqlens must be below 2**31, got 4294967296"),
+    "expanded_cache": (
+        arguments(k_cache=torch.zeros(1, 12, 2, 8).expand(2, 12, 2, 8)),
+        ValueError,
+        "k_cache must hold each element at a place of its own, got stride 0 in dimension 0",
+    ),
     "lengths_negative": (arguments(cache_seqlens=-1), ValueError, "cache_seqlens must be 0 or more, got -1"),
     "leftpad": (
         arguments(cache_leftpad=torch.tensor([8, 0])),

@@ -386,6 +386,12 @@ CONV_ERRORS = [
      "return_final_states must be True where final_states_out is given, got False"),
     ({"return_final_states": True, "final_states_out": torch.zeros(2, 5, 2)}, ValueError,
      "final_states_out must have shape (2, 5, 3), got (2, 5, 2)"),
+    ({"return_final_states": torch.zeros(2)}, TypeError,
+     "return_final_states must be True or False, got tensor([0., 0.])"),
+    ({"return_final_states": True, "final_states_out": torch.zeros(1, 5, 3).expand(2, 5, 3)}, ValueError,
+     "final_states_out must hold each element at a place of its own, got stride 0 in dimension 0"),
+    ({"out": torch.zeros(2, 1, 7).expand(2, 5, 7)}, ValueError,
+     "out must hold each element at a place of its own, got stride 0 in dimension 1"),
     ({"out": torch.zeros(2, 5, 8)}, ValueError, "out must have the shape of x (2, 5, 7), got (2, 5, 8)"),
     ({"out": torch.zeros(2, 5, 7).half()}, TypeError, "out must have the dtype of x (float32), got float16"),
     ({"out": torch.zeros(2, 10, 14)[:, ::2, ::2]}, ValueError,
@@ -410,6 +416,8 @@ CONV_VALUE_ERRORS = [
     ({"seq_idx": torch.arange(14).int().reshape(2, 7), "return_final_states": True,
       "final_states_out": torch.zeros(12, 5, 3)},
      "seq_idx must be below the 12 rows of final_states_out, got 13"),
+    ({"seq_idx": torch.tensor([[0], [14]]).expand(2, 7).int(), "return_final_states": True},
+     "seq_idx must be below the number of positions (14) where it says how many states to return, got 14"),
 ]  # fmt: skip
 
 
@@ -466,6 +474,8 @@ CONV_UPDATE_ERRORS = [
     ({"conv_state": torch.zeros(2, 5, 4).half()}, TypeError,
      "conv_state must have the dtype of x (float32), got float16"),
     ({"conv_state": torch.zeros(2, 5, 2)}, ValueError, "conv_state must hold at least 3 times, got 2"),
+    ({"conv_state": torch.zeros(1, 5, 3).expand(2, 5, 3)}, ValueError,
+     "conv_state must hold each element at a place of its own, got stride 0 in dimension 0"),
     ({"conv_state": torch.zeros(3, 5, 4)}, ValueError,
      "conv_state must have shape (2, 5, at least 3), got (3, 5, 4)"),
     ({"cache_seqlens": torch.zeros(2).long()}, TypeError, "cache_seqlens must be int32, got int64"),
@@ -512,7 +522,7 @@ def test_causal_conv1d_update_takes_each_padding_row(padfree):
     [
         ((torch.zeros(4), int32(0, 4), 3), ValueError, "x must have 2 dimensions, got 1"),
         ((torch.zeros(4, 5), torch.zeros(2), 3), TypeError, "cu_seqlens must be int32 or int64, got float32"),
-        ((torch.zeros(4, 5), int32(0, 4), 0), ValueError, "state_len must be a positive integer, got 0"),
+        ((torch.zeros(4, 5), int32(0, 4), 0), ValueError, "state_len must be a positive integer below 2**31, got 0"),
     ],
 )
 def test_causal_conv1d_varlen_states(padfree, arguments, kind, text):

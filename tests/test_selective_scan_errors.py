@@ -65,6 +65,9 @@ PACKED_CASES = [
     ({"seq_idx": torch.tensor([[0, 0, 1, 1, 1, 0, 0, 0, 0]], dtype=torch.int32)}, ValueError,
      "seq_idx must number each sequence differently where states are passed, got 0 twice"),
     ({"seq_idx": numbers([3, 3, 3])}, ValueError, "seq_idx must be below the 2 rows of initial_states, got 2"),
+    ({"seq_idx": torch.full((1, 9), 2**31 - 1, dtype=torch.int32), "initial_states": None,
+      "return_last_state": True}, ValueError,
+     "seq_idx must be below the number of positions (9) where it says how many states to return, got 2147483647"),
     ({"seq_idx": numbers([9]), "initial_states": torch.zeros(2, 5, 4)}, ValueError,
      "initial_states must have shape (sequences, 6, 4), got (2, 5, 4)"),
 ]  # fmt: skip
@@ -90,6 +93,15 @@ INNER_CASES = [
     ({"checkpoint_lvl": 2}, ValueError, "checkpoint_lvl must be 0 or 1, got 2"),
     ({"b_c_dt_rms_eps": "small"}, TypeError, "b_c_dt_rms_eps must be a number, got str"),
     ({"norm_dt_rank": 1}, TypeError, "norm_dt_rank must be True or False, got 1"),
+    ({"conv1d_weight": None}, TypeError, "conv1d_weight must be a tensor, got NoneType"),
+    ({"A": torch.zeros(20)}, ValueError, "A must have 2 dimensions, got 1"),
+    ({"x_proj_weight": torch.zeros(13, 19)}, ValueError, "x_proj_weight must have size 20 in dimension 1, got 19"),
+    ({"delta_proj_weight": torch.zeros(19, 3)}, ValueError,
+     "delta_proj_weight must have size 20 in dimension 0, got 19"),
+    ({"out_proj_weight": torch.zeros(7, 20).half()}, TypeError,
+     "out_proj_weight must have the dtype of xz (float32), got float16"),
+    ({"out_proj_bias": torch.zeros(6)}, ValueError, "out_proj_bias must have shape (7,), got (6,)"),
+    ({"B_proj_bias": torch.zeros(4)}, ValueError, "B_proj_bias must have shape (5,), got (4,)"),
     ({"x_proj_weight": torch.zeros(12, 20)}, ValueError, "x_proj_weight must have size 13 in dimension 0, got 12"),
     ({"b_rms_weight": torch.zeros(4)}, ValueError, "b_rms_weight must have shape (5,), got (4,)"),
     ({"dt_rms_weight": torch.zeros(3)}, ValueError, "dt_rms_weight must have shape (20,), got (3,)"),
@@ -119,6 +131,8 @@ STEP_CASES = [
     ({"state": torch.zeros(3, 6, 16)}, ValueError, "state must have shape (2, 6, states), got (3, 6, 16)"),
     ({"state": torch.zeros(2, 6)}, ValueError, "state must have shape (2, 6, states), got (2, 6)"),
     ({"state": torch.zeros(2, 6, 0)}, ValueError, "state must hold at least 1 state, got 0"),
+    ({"state": torch.zeros(2, 1, 16).expand(2, 6, 16)}, ValueError,
+     "state must hold each element at a place of its own, got stride 0 in dimension 1"),
     ({"dt": torch.zeros(2, 1)}, ValueError, "dt must have shape (2, 6), got (2, 1)"),
     ({"A": torch.zeros(6, 15)}, ValueError, "A must have shape (6, 16), got (6, 15)"),
     ({"A": torch.zeros(6, 16, dtype=torch.complex64)}, NotImplementedError, "A must be real, got complex64"),
@@ -174,3 +188,18 @@ def test_the_op_checks_again_what_memory_safety_needs(ops, change, text):
     with pytest.raises(RuntimeError) as error:
         ops.selective_scan_fwd(*arguments, True, -1, False)
     assert text in str(error.value)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3])
+def test_the_op_wants_a_state_for_each_batch_row(ops, rows):
+    """Without seq_idx the number of states says nothing new, and must not say something else."""
+    case = case_of()
+    arguments = [case[n] for n in ("u", "delta", "A", "B", "C")]
+    arguments[3], arguments[4] = case["B"][:, None], case["C"][:, None]
+    text = f"states must have a row for each of the 2 batch rows without seq_idx, got {rows}"
+    with pytest.raises(RuntimeError, match=text):
+        ops.selective_scan_fwd(*arguments, *[None] * 5, True, rows, False)
+    _, _, saved = ops.selective_scan_fwd(*arguments, *[None] * 5, True, -1, True)
+    gradients = torch.zeros(2, 6, 9), torch.zeros(rows, 6, 4)
+    with pytest.raises(RuntimeError, match=text):
+        ops.selective_scan_bwd(*gradients, *arguments, *[None] * 5, saved, True)

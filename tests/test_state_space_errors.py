@@ -112,6 +112,8 @@ SPLIT_ERRORS = [
     ({"rmsnorm_weight": randn(24), "rmsnorm_eps": None}, TypeError, "rmsnorm_eps must be a number, got NoneType"),
     ({"outproj_bias": randn(3)}, ValueError, "outproj_bias must be None where outproj_weight is None, got a tensor"),
     ({"outproj_weight": randn(3, 23)}, ValueError, "outproj_weight must have size 24 in dimension 1, got 23"),
+    ({"outproj_weight": randn(3, 24).half()}, TypeError,
+     "outproj_weight must have the dtype of zxbcdt (float32), got float16"),
     ({"outproj_weight": randn(3, 24), "outproj_bias": randn(2)}, ValueError,
      "outproj_bias must have shape (3,), got (2,)"),
     ({"norm_before_gate": 0}, TypeError, "norm_before_gate must be True or False, got 0"),

@@ -95,6 +95,7 @@ inline void check_out(const Tensor& x, const Tensor& out) {
   check_dim(kOp, "out", out, 3);
   for (int64_t dim = 0; dim < 3; ++dim) check_size(kOp, "out", out, dim, x.size(dim));
   check_same_dtype(kOp, "out", out, x);
+  check_distinct_elements(kOp, "out", out);
   check(out.stride(1) == 1 || out.stride(2) == 1, kOp, ": out must have stride 1 in dimension 1 or 2, got ",
         out.stride(1), " and ", out.stride(2));
 }
@@ -130,6 +131,7 @@ inline void check_update(const Tensor& x, const Tensor& conv_state, const Tensor
   check_same_dtype(kOpUpdate, "conv_state", conv_state, x);
   if (!indexed) check_size(kOpUpdate, "conv_state", conv_state, 0, x.size(0));
   check_size(kOpUpdate, "conv_state", conv_state, 1, channels);
+  check_distinct_elements(kOpUpdate, "conv_state", conv_state);
   check(conv_state.size(2) >= width - 1, kOpUpdate, ": conv_state must hold at least ", width - 1,
         " times, got ", conv_state.size(2));
 }

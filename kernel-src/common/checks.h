@@ -77,6 +77,14 @@ inline void check_size(const char* op, const char* argument, const Tensor& tenso
         ", got ", tensor.size(dim));
 }
 
+// What an op writes to: no element of it is another one too, as `expand` makes them.
+inline void check_distinct_elements(const char* op, const char* argument, const Tensor& tensor) {
+  for (int64_t i = 0; i < tensor.dim(); ++i) {
+    check(tensor.stride(i) != 0 || tensor.size(i) <= 1, op, ": ", argument,
+          " must hold each element at a place of its own, got stride 0 in dimension ", i);
+  }
+}
+
 inline void check_same_dtype(const char* op, const char* argument, const Tensor& tensor, const Tensor& like) {
   check(tensor.scalar_type() == like.scalar_type(), op, ": ", argument,
         " must have the dtype of the first input");

@@ -91,11 +91,38 @@ def require_shape(op: str, name: str, tensor: Any, like: torch.Tensor, like_name
         raise ValueError(f"{op}: {name} must have shape {tuple(shape)}, got {tuple(tensor.shape)}")
 
 
+def require_projection(
+    op: str, name: str, weight: Any, like_name: str, like: torch.Tensor, shape: tuple[Optional[int], Optional[int]]
+) -> None:
+    """What ``F.linear`` can multiply ``like`` with: a matrix, None for any size, of its dtype unless autocast is on."""
+    require_floating(op, name, weight)
+    require_device(op, name, weight, like_name, like)
+    if weight.dtype != like.dtype and not _autocasts(like.device.type):
+        require_like(op, name, weight, like_name, like)
+    require_dim(op, name, weight, 2)
+    for dim, size in enumerate(shape):
+        if size is not None:
+            require_size(op, name, weight, dim, size)
+
+
+def _autocasts(device: str) -> bool:
+    return device in _KERNELS and torch.is_autocast_enabled(device)
+
+
 def require_real(op: str, **matrices: Any) -> None:
     for name, matrix in matrices.items():
         require_tensor(op, name, matrix)
         if matrix.is_complex():
             raise NotImplementedError(f"{op}: {name} must be real, got {name_of(matrix.dtype)}")
+
+
+def require_distinct_elements(op: str, name: str, tensor: torch.Tensor) -> None:
+    """Something to write to: no element of it is another one too, as ``expand`` makes them."""
+    for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride())):
+        if stride == 0 and size > 1:
+            raise ValueError(
+                f"{op}: {name} must hold each element at a place of its own, got stride 0 in dimension {dim}"
+            )
 
 
 def require_bool(op: str, name: str, value: Any) -> None:
@@ -154,6 +181,17 @@ def require_one_run_each(op: str, seq_idx: torch.Tensor, states: dict[str, Optio
     for name, rows in states.items():
         if rows is not None and last >= rows.shape[0]:
             raise ValueError(f"{op}: seq_idx must be below the {rows.shape[0]} rows of {name}, got {last}")
+
+
+def rows_numbered_by(op: str, seq_idx: torch.Tensor) -> int:
+    """How many rows of states the numbers of ``seq_idx`` ask for: the largest and one more."""
+    count = max(int(seq_idx.max()) + 1, 0) if seq_idx.numel() else 0
+    if readable(seq_idx) and count > seq_idx.numel():  # names rather than numbers; the states could fill the memory
+        raise ValueError(
+            f"{op}: seq_idx must be below the number of positions ({seq_idx.numel()}) where it says how many states to "
+            f"return, got {count - 1}"
+        )
+    return count
 
 
 def require_distinct_rows(op: str, name: str, indices: torch.Tensor, rows: int) -> None:

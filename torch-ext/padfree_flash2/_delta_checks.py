@@ -59,13 +59,6 @@ def check_values(op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> 
             )
 
 
-def _check_shape(op: str, name: str, tensor: torch.Tensor, like: torch.Tensor, shape: tuple) -> None:
-    checks.require_floating(op, name, tensor)
-    checks.require_device(op, name, tensor, "q", like)
-    if tuple(tensor.shape) != tuple(shape):
-        raise ValueError(f"{op}: {name} must have shape {tuple(shape)}, got {tuple(tensor.shape)}")
-
-
 def activated(
     op: str,
     v: torch.Tensor,
@@ -77,8 +70,8 @@ def activated(
     channels: tuple = (),
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """g as a logarithm of the decay and beta as a factor, both float32; ``channels`` (K,) for a gate per channel."""
-    _check_shape(op, "g", g, v, (*v.shape[:3], *channels))
-    _check_shape(op, "beta", beta, v, v.shape[:3])
+    checks.require_shape(op, "g", g, v, "q", (*v.shape[:3], *channels))
+    checks.require_shape(op, "beta", beta, v, "q", v.shape[:3])
     checks.require_bool(op, "use_gate_in_kernel", gate.activate)
     checks.require_bool(op, "use_beta_sigmoid_in_kernel", sigmoid)
     checks.require_bool(op, "allow_neg_eigval", neg_eigval)
@@ -99,11 +92,11 @@ def activated(
 def _activated_gate(op: str, v: torch.Tensor, g: torch.Tensor, gate: Gate, channels: tuple) -> torch.Tensor:
     heads, (_, A_log, dt_bias, lower_bound) = v.shape[2], gate
     if dt_bias is not None:
-        _check_shape(op, "dt_bias", dt_bias, v, (math.prod((heads, *channels)),))
+        checks.require_shape(op, "dt_bias", dt_bias, v, "q", (math.prod((heads, *channels)),))
         g = g + dt_bias.float().view(heads, *channels)
     rate = None
     if A_log is not None:
-        _check_shape(op, "A_log", A_log, v, (heads,))
+        checks.require_shape(op, "A_log", A_log, v, "q", (heads,))
         rate = A_log.float().exp().view(heads, *(1 for _ in channels))
     if lower_bound is None:
         if rate is None:
@@ -200,7 +193,7 @@ def checked(
     if initial_state is not None:
         shape = (sequences, v.shape[2], q.shape[3], v.shape[3])
         shape = (*shape[:2], shape[3], shape[2]) if v_first else shape
-        _check_shape(op, "initial_state", initial_state, q, shape)
+        checks.require_shape(op, "initial_state", initial_state, q, "q", shape)
         initial_state = initial_state.transpose(-1, -2) if v_first else initial_state
         initial_state = initial_state.float()
     return Call(q, k, v, g, beta, initial_state, cu_seqlens, float(scale), l2norm)

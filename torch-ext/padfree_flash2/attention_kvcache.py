@@ -85,7 +85,7 @@ def flash_attn_with_kvcache(
         raise ValueError(f"{OP}: cache_seqlens must be given with k, got None")
     leftpad = _lengths("cache_leftpad", cache_leftpad, q)
     capacity = k_cache.shape[1] if block_table is None else _width(block_table) * k_cache.shape[1]
-    after = torch.full((batch,), capacity, dtype=torch.int32, device=q.device) if before is None else before + appended
+    after = torch.full((batch,), capacity, device=q.device) if before is None else before.long() + appended
     _check_room(after, leftpad, appended, capacity, block_table)
     if block_table is not None:
         block_table = arguments.pages_of(block_table, q, batch, k_cache, checks.values_of(after))
@@ -95,7 +95,7 @@ def flash_attn_with_kvcache(
         _append(k_cache, v_cache, k, v, before, rows, block_table)
     out, softmax_lse = ops.attention_fwd(
         q, k_cache, v_cache, None, None, q.shape[1], capacity, *options, *modifiers,
-        None, after, None, block_table, rows, leftpad,
+        None, checks.as_int32(after), None, block_table, rows, leftpad,
     )  # fmt: skip
     return (out, softmax_lse) if return_softmax_lse else out
 
@@ -112,6 +112,7 @@ def _check_appended(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tenso
         wanted = (q.shape[0], k.shape[1], cache.shape[2], cache.shape[3])
         for dim, size in enumerate(wanted):
             checks.require_size(OP, name, tensor, dim, size)
+        checks.require_distinct_elements(OP, f"{name}_cache", cache)
 
 
 def _lengths(name: str, value: Any, q: torch.Tensor) -> Optional[torch.Tensor]:
@@ -119,12 +120,14 @@ def _lengths(name: str, value: Any, q: torch.Tensor) -> Optional[torch.Tensor]:
     if value is None:
         return None
     if isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
-        value = torch.full((q.shape[0],), value, dtype=torch.int32, device=q.device)
+        value = torch.full((q.shape[0],), value, dtype=torch.int64, device=q.device)
     checks.require_integers(OP, name, value, "q", q)
     checks.require_size(OP, name, value, 0, q.shape[0])
     for number in checks.values_of(value) or ():
         if number < 0:
             raise ValueError(f"{OP}: {name} must be 0 or more, got {number}")
+        if number >= 2**31:
+            raise ValueError(f"{OP}: {name} must be below 2**31, got {number}")
     return checks.as_int32(value)
 
 

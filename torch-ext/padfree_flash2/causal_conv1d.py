@@ -6,8 +6,10 @@ import torch
 
 from ._checks import (
     name_of,
+    require_bool,
     require_device,
     require_dim,
+    require_distinct_elements,
     require_distinct_rows,
     require_floating,
     require_integers,
@@ -15,6 +17,7 @@ from ._checks import (
     require_like,
     require_one_run_each,
     require_tensor,
+    rows_numbered_by,
     values_of,
 )
 from ._ops import ops
@@ -54,8 +57,8 @@ def causal_conv1d_fn(
             N is B; with it, the sequence numbered i begins with row i, and each number may occur in one run only.
         return_final_states: also return the last W - 1 inputs of each sequence, in the shape of ``initial_states``
             (shorter sequences keep the end of their initial state, or zeros). With ``seq_idx``, N is the number of
-            rows of ``final_states_out`` or ``initial_states``, else ``seq_idx.max() + 1``; a number without positions
-            gets its initial state.
+            rows of ``final_states_out`` or ``initial_states``, else ``seq_idx.max() + 1``, at most B L; a number
+            without positions gets its initial state.
         final_states_out: where to write the final states, any strides; returned in place of a new tensor.
         activation: None, "silu" or "swish" (the same).
         out: where to write the output instead of a new tensor, (B, D, L) with the dtype of x and stride 1 in one of
@@ -77,8 +80,13 @@ def causal_conv1d_fn(
         seq_idx = _check_seq_idx(x, seq_idx)
     if initial_states is not None:
         _check_states("initial_states", initial_states, x, weight.shape[1], None if seq_idx is not None else x.shape[0])
+    require_bool(_OP, "return_final_states", return_final_states)
     if final_states_out is not None and not return_final_states:
         raise ValueError(f"{_OP}: return_final_states must be True where final_states_out is given, got False")
+    if final_states_out is not None:
+        rows = x.shape[0] if seq_idx is None else None
+        _check_states("final_states_out", final_states_out, x, weight.shape[1], rows)
+        require_distinct_elements(_OP, "final_states_out", final_states_out)
     if seq_idx is not None and (initial_states is not None or return_final_states):
         states = {"initial_states": initial_states, "final_states_out": final_states_out}
         require_one_run_each(_OP, seq_idx, states)
@@ -132,7 +140,7 @@ def causal_conv1d_update(
     try:
         silu = _SILU_OF_ACTIVATION[activation]
         return _update(x, conv_state, weight, bias, silu, cache_seqlens, conv_state_indices)
-    except (RuntimeError, TypeError, KeyError):
+    except (RuntimeError, TypeError, KeyError, AttributeError):
         # Checked in full only when the op has refused: a step of decoding takes a few microseconds. The op checks
         # before it writes.
         _check_update(x, conv_state, weight, bias, activation, cache_seqlens, conv_state_indices)
@@ -147,7 +155,7 @@ def causal_conv1d_varlen_states(x: torch.Tensor, cu_seqlens: torch.Tensor, state
     Args:
         x: (T, D), any dtype.
         cu_seqlens: (N + 1,) int32 or int64, from 0 on, not decreasing, at most T.
-        state_len: how many, at least 1.
+        state_len: how many, from 1 to 2**31 - 1.
 
     Returns:
         (N, D, state_len) of x's dtype: a ``conv_state`` for ``causal_conv1d_update``.
@@ -162,8 +170,8 @@ def causal_conv1d_varlen_states(x: torch.Tensor, cu_seqlens: torch.Tensor, state
     require_tensor(op, "x", x)
     require_dim(op, "x", x, 2)
     require_integers(op, "cu_seqlens", cu_seqlens, "x", x)
-    if not isinstance(state_len, int) or state_len < 1:
-        raise ValueError(f"{op}: state_len must be a positive integer, got {state_len!r}")
+    if not isinstance(state_len, int) or not 1 <= state_len < 2**31:
+        raise ValueError(f"{op}: state_len must be a positive integer below 2**31, got {state_len!r}")
     bounds = values_of(cu_seqlens)
     if bounds is not None and (not bounds or bounds[0] != 0 or bounds[-1] > x.shape[0] or bounds != sorted(bounds)):
         raise ValueError(f"{op}: cu_seqlens must rise from 0 to at most {x.shape[0]}, got {bounds}")
@@ -192,10 +200,7 @@ def _final_states(
     elif initial_states is not None:
         number = initial_states.shape[0]
     else:
-        number = int(seq_idx.max()) + 1 if seq_idx.numel() else 0
-        number = max(number, 0)
-    if final_states_out is not None:
-        _check_states("final_states_out", final_states_out, x, width, number)
+        number = rows_numbered_by(_OP, seq_idx)
     if initial_states is None:
         initial_states = x.new_zeros((number, channels, width - 1))
     elif initial_states.shape[0] != number:
@@ -313,6 +318,7 @@ def _check_update(
         )
     if conv_state.shape[2] < fewest:
         raise ValueError(f"{op}: conv_state must hold at least {fewest} times, got {conv_state.shape[2]}")
+    require_distinct_elements(op, "conv_state", conv_state)
     for name, tensor in (("cache_seqlens", cache_seqlens), ("conv_state_indices", conv_state_indices)):
         if tensor is None:
             continue
@@ -336,6 +342,7 @@ def _check_out(
     require_like(_OP, "out", out, "x", x)
     if out.shape != x.shape:
         raise ValueError(f"{_OP}: out must have the shape of x {tuple(x.shape)}, got {tuple(out.shape)}")
+    require_distinct_elements(_OP, "out", out)
     if 1 not in out.stride()[1:]:
         raise ValueError(f"{_OP}: out must have stride 1 in one of its last two dimensions, got {out.stride()}")
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias, initial_states)):

@@ -61,8 +61,8 @@ def selective_scan_fn(
 
     Returns:
         (B, D, L) of u's dtype, channel-last where u is; or ``(out, last_state)``, last_state (S, D, N) float32. With
-        ``seq_idx``, S is the number of rows of ``initial_states``, else ``seq_idx.max() + 1``. A sequence without
-        tokens keeps its initial state, or 0.
+        ``seq_idx``, S is the number of rows of ``initial_states``, else ``seq_idx.max() + 1``, at most B L. A sequence
+        without tokens keeps its initial state, or 0.
 
     Raises:
         ValueError: a shape, a value or a combination of arguments is wrong.
@@ -81,7 +81,7 @@ def selective_scan_fn(
     if seq_idx is not None and cu_seqlens is None and (return_last_state or initial_states is not None):
         checks.require_one_run_each(_SCAN, seq_idx, {"initial_states": initial_states})
         if count is None:
-            count = max(int(seq_idx.max()) + 1, 0) if seq_idx.numel() else 0
+            count = checks.rows_numbered_by(_SCAN, seq_idx)
     tensors = (*call[:8], seq_idx, initial_states)
     wants_gradient = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
     out, last_state, _ = ops.selective_scan_fwd(
@@ -140,7 +140,8 @@ def mamba_inner_fn(
         (B, L, M).
 
     Raises:
-        As ``selective_scan_fn`` and ``causal_conv1d_fn``; ValueError for a projection of another width.
+        As ``selective_scan_fn`` and ``causal_conv1d_fn``; ValueError for a projection of another width, TypeError for
+        one of another dtype (but under autocast).
     """
     checks.require_floating(_INNER, "xz", xz)
     checks.require_dim(_INNER, "xz", xz, 3)
@@ -150,6 +151,7 @@ def mamba_inner_fn(
         raise ValueError(f"{_INNER}: checkpoint_lvl must be 0 or 1, got {checkpoint_lvl!r}")
     checks.require_number(_INNER, "b_c_dt_rms_eps", b_c_dt_rms_eps)
     checks.require_bool(_INNER, "norm_dt_rank", norm_dt_rank)
+    _check_weights(xz, conv1d_weight, x_proj_weight, delta_proj_weight, out_proj_weight, out_proj_bias, A)
     seq_idx, _ = _sequences(_INNER, xz, seq_idx, cu_seqlens)
     x, z = xz.chunk(2, dim=1)
     weight = conv1d_weight.squeeze(1) if conv1d_weight.dim() == 3 else conv1d_weight
@@ -176,7 +178,9 @@ def mamba_inner_fn(
     for name, given, bias, norm in (("B", B, B_proj_bias, b_rms_weight), ("C", C, C_proj_bias, c_rms_weight)):
         if given is None:
             row = projected.pop(0)
-            row = row if bias is None else row + bias.to(row.dtype)
+            if bias is not None:
+                checks.require_shape(_INNER, f"{name}_proj_bias", bias, xz, "xz", (states,))
+                row = row + bias.to(row.dtype)
             given = _rms_norm(row, norm, b_c_dt_rms_eps).transpose(1, 2)
         elif bias is not None or norm is not None:
             raise ValueError(f"{_INNER}: bias and norm of {name} must be None where {name} is given, got a tensor")
@@ -184,6 +188,22 @@ def mamba_inner_fn(
     y = selective_scan_fn(x, delta, A, *matrices, D, z, delta_bias, delta_softplus, seq_idx=seq_idx)
     bias = out_proj_bias if out_proj_bias is None else out_proj_bias.to(out_proj_weight.dtype)
     return F.linear(y.transpose(1, 2), out_proj_weight, bias)
+
+
+def _check_weights(xz, conv1d_weight, x_proj_weight, delta_proj_weight, out_proj_weight, out_proj_bias, A) -> None:
+    """What projects and convolves in ``mamba_inner_fn``; the convolution and the scan check the rest of theirs."""
+    channels = xz.shape[1] // 2
+    checks.require_tensor(_INNER, "conv1d_weight", conv1d_weight)
+    checks.require_real(_INNER, A=A)
+    checks.require_dim(_INNER, "A", A, 2)
+    for name, weight, shape in (
+        ("x_proj_weight", x_proj_weight, (None, channels)),
+        ("delta_proj_weight", delta_proj_weight, (channels, None)),
+        ("out_proj_weight", out_proj_weight, (None, channels)),
+    ):
+        checks.require_projection(_INNER, name, weight, "xz", xz, shape)
+    if out_proj_bias is not None:
+        checks.require_shape(_INNER, "out_proj_bias", out_proj_bias, xz, "xz", out_proj_weight.shape[:1])
 
 
 class _Scan(NamedTuple):

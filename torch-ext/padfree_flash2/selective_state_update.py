@@ -57,7 +57,8 @@ def selective_state_update(
         return _differentiable_update(state, *tensors, dt_softplus, state_batch_indices)
     moved = state if state.stride(-1) == 1 or state.shape[-1] <= 1 else state.contiguous()
     A, B, C, D, dt_bias = (t if t is None else checks.as_float32(t) for t in (A, B, C, D, dt_bias))
-    out = _update(moved, x, dt, A, B, C, D, z, dt_bias, dt_softplus, state_batch_indices)
+    indices = None if state_batch_indices is None else state_batch_indices.contiguous()
+    out = _update(moved, x, dt, A, B, C, D, z, dt_bias, dt_softplus, indices)
     if moved is not state:
         state.copy_(moved)
     return out
@@ -74,6 +75,7 @@ def _check_update(state, x, dt, A, B, C, D, z, dt_bias, softplus, indices) -> No
     if state.dim() != x.dim() + 1 or state.shape[1:-1] != x.shape[1:] or rows not in ("rows", state.shape[0]):
         shape = ", ".join(str(size) for size in (rows, *x.shape[1:], "states"))
         raise ValueError(f"{op}: state must have shape ({shape}), got {tuple(state.shape)}")
+    checks.require_distinct_elements(op, "state", state)
     states = state.shape[-1]
     if states == 0:
         raise ValueError(f"{op}: state must hold at least 1 state, got 0")

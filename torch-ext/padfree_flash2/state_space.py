@@ -9,7 +9,7 @@ Both compute, token by token of each sequence and head, with the state S of shap
 64 tokens at a time, differentiable in every tensor.
 """
 
-from typing import Any, Optional, Union
+from typing import Optional, Union
 
 import torch
 import torch.nn.functional as F
@@ -88,7 +88,7 @@ def mamba_chunk_scan_combined(
         raise ValueError(f"{op}: cu_seqlens must be given where return_varlen_states is True, got None")
     if initial_states is not None:
         rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-        _check_shape(op, "initial_states", initial_states, x, (rows, *x.shape[2:], B.shape[3]))
+        checks.require_shape(op, "initial_states", initial_states, x, "x", (rows, *x.shape[2:], B.shape[3]))
     wide = [None if t is None else t.float() for t in (dt, A, D, dt_bias, initial_states)]
     inputs = (x, wide[0], wide[1], B, C, wide[2], z, wide[3], wide[4])
     saves = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
@@ -153,7 +153,7 @@ def mamba_split_conv1d_scan_combined(
     dim = heads * headdim
     channels = _channels_of(op, zxbcdt, conv1d_weight, heads, dim, ngroups)
     if rmsnorm_weight is not None:
-        _check_shape(op, "rmsnorm_weight", rmsnorm_weight, zxbcdt, (dim,))
+        checks.require_shape(op, "rmsnorm_weight", rmsnorm_weight, zxbcdt, "zxbcdt", (dim,))
         checks.require_number(op, "rmsnorm_eps", rmsnorm_eps)
     _check_projection(op, zxbcdt, outproj_weight, outproj_bias, dim)
     checks.require_bool(op, "norm_before_gate", norm_before_gate)
@@ -183,7 +183,8 @@ def mamba_split_conv1d_scan_combined(
     if rmsnorm_weight is not None:
         out = _gated_norm(out, z, rmsnorm_weight, rmsnorm_eps, ngroups, norm_before_gate)
     if outproj_weight is not None:
-        out = F.linear(out, outproj_weight, outproj_bias)
+        bias = None if outproj_bias is None else outproj_bias.to(outproj_weight.dtype)
+        out = F.linear(out, outproj_weight, bias)
     return (out, result[1]) if return_final_states else out
 
 
@@ -192,13 +193,6 @@ def _row_states(x: torch.Tensor, states: torch.Tensor, cu_seqlens: Optional[torc
     if cu_seqlens is None:
         return states
     return states[-1:] if states.shape[0] else states.new_zeros((1, *states.shape[1:]))
-
-
-def _check_shape(op: str, name: str, tensor: Any, like: torch.Tensor, shape: tuple) -> None:
-    checks.require_floating(op, name, tensor)
-    checks.require_device(op, name, tensor, "x", like)
-    if tuple(tensor.shape) != tuple(shape):
-        raise ValueError(f"{op}: {name} must have shape {tuple(shape)}, got {tuple(tensor.shape)}")
 
 
 def _check_inputs(
@@ -223,8 +217,8 @@ def _check_inputs(
             raise ValueError(f"{op}: {what} must be at least 1, got 0")
         if size > most:
             raise NotImplementedError(f"{op}: {what} must be at most {most} on {x.device.type}, got {size}")
-    _check_shape(op, "dt", dt, x, x.shape[:3])
-    _check_shape(op, "A", A, x, x.shape[2:3])
+    checks.require_shape(op, "dt", dt, x, "x", x.shape[:3])
+    checks.require_shape(op, "A", A, x, "x", x.shape[2:3])
 
 
 def _check_optional(
@@ -241,7 +235,7 @@ def _check_optional(
         if z.shape != x.shape:
             raise ValueError(f"{op}: z must have the shape of x {tuple(x.shape)}, got {tuple(z.shape)}")
     if dt_bias is not None:
-        _check_shape(op, "dt_bias", dt_bias, x, (heads,))
+        checks.require_shape(op, "dt_bias", dt_bias, x, "x", (heads,))
 
 
 def _check_options(
@@ -298,7 +292,7 @@ def _heads_of(op: str, D: torch.Tensor, headdim: Optional[int]) -> tuple[int, in
             raise ValueError(f"{op}: headdim must be a positive integer where D has 1 dimension, got {headdim!r}")
         return D.shape[0], headdim
     checks.require_dim(op, "D", D, 2)
-    if headdim not in (None, D.shape[1]):
+    if headdim is not None and (type(headdim) is not int or headdim != D.shape[1]):
         raise ValueError(f"{op}: headdim must be that of D ({D.shape[1]}), got {headdim!r}")
     return D.shape[0], D.shape[1]
 
@@ -330,12 +324,9 @@ def _check_projection(
         if bias is not None:
             raise ValueError(f"{op}: outproj_bias must be None where outproj_weight is None, got a tensor")
         return
-    checks.require_floating(op, "outproj_weight", weight)
-    checks.require_device(op, "outproj_weight", weight, "zxbcdt", x)
-    checks.require_dim(op, "outproj_weight", weight, 2)
-    checks.require_size(op, "outproj_weight", weight, 1, dim)
+    checks.require_projection(op, "outproj_weight", weight, "zxbcdt", x, (None, dim))
     if bias is not None:
-        _check_shape(op, "outproj_bias", bias, x, (weight.shape[0],))
+        checks.require_shape(op, "outproj_bias", bias, x, "zxbcdt", weight.shape[:1])
 
 
 def _gated_norm(

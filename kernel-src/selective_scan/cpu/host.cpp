@@ -108,7 +108,10 @@ Projection projection_of(const Tensor& tensor) {
   return {data, false, tensor.stride(0), tensor.stride(1), tensor.stride(3)};
 }
 
+// The states have `states` rows, -1 if there are none.
 Plan plan_for(const Inputs& in, int64_t states) {
+  check(in.seq_idx.has_value() || states < 0 || states == in.batch(), kOp,
+        ": states must have a row for each of the ", in.batch(), " batch rows without seq_idx, got ", states);
   const int32_t* seq_idx = in.seq_idx.has_value() ? int32_data(kOp, "seq_idx", *in.seq_idx) : nullptr;
   return plan_of(sequences_of(seq_idx, in.batch(), in.seqlen(), states), in.batch() * in.seqlen(),
                  in.channels(), groups_of(in));

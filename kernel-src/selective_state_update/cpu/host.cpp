@@ -86,6 +86,7 @@ Tensor update_selective_state(Tensor state, Tensor x, Tensor dt, Tensor A, Tenso
   for (int64_t i = 0; i < x.dim(); ++i) shape.push_back(x.size(i));
   const std::vector<int64_t> per_channel = without_first(shape);
   check_dim(kOp, "state", state, x.dim() + 1);
+  check_distinct_elements(kOp, "state", state);
   const int64_t rows = state_batch_indices.has_value() ? state.size(0) : shape[0];
   const int64_t states = state.size(x.dim());
 
