@@ -8,8 +8,8 @@ number of the call under way: what is left there when a sanitizer, or the system
 """
 
 import argparse
-import contextlib
 import random
+import resource
 import sys
 import time
 import traceback
@@ -24,26 +24,46 @@ import soak_public
 import torch
 
 REFUSALS = (ValueError, TypeError, NotImplementedError)
-RAW_REFUSALS = (*REFUSALS, RuntimeError, IndexError)
-"""The raw ops' own checks raise RuntimeError, as does the dispatcher before them."""
+RAW_REFUSALS = (*REFUSALS, RuntimeError, IndexError, AttributeError)
+"""The raw ops' own checks raise RuntimeError, as does the dispatcher before them. Tensors without data reach the fake
+kernels, which are Python and check nothing: there a None raises what Python raises."""
+
+TORCHS_OWN = ("can't allocate memory", "has been modified by an inplace operation")
+"""In RuntimeErrors of torch that a public function lets through: a wish for more memory than there is (or than the
+sanitizer gives), and a backward after the caller had a result written over an input."""
+MOST_MEMORY = 6 * 1024
+"""MiB that the process may come to hold; right calls take a few hundred. One call alone is stopped by the sanitizer."""
 
 
 def one_call(padfree, ops, seed):
-    """Makes call ``seed``; what it was and how it ended. Raises where the bundle is at fault."""
+    """Makes call ``seed``; what it was, and how many calls ended how. Raises where the bundle is at fault."""
     drawn = soak_calls.Drawn(random.Random(seed))
     torch.manual_seed(seed)
     torch.set_num_threads(drawn.random.choice([1, 2, 3]))
     if drawn.random.random() < 0.25:
         make = drawn.random.choice(soak_oracle.CALLS)
         make(padfree, drawn)
-        return f"{make.__name__}, oracle", "held"
+        return f"{make.__name__}, oracle", Counter(right=1)
     name, call, arguments = _drawn_call(padfree, ops, drawn)
     kind, refusals = ("raw", RAW_REFUSALS) if _is_raw(call) else ("public", REFUSALS)
     _give(call, arguments)  # right arguments must run
+    ends = Counter(right=1)
     for _ in range(10):
-        with contextlib.suppress(refusals):
-            _give(call, soak_faults.spoil(arguments, drawn.random))
-    return f"{name}, {kind}", "survived"
+        ends[_end(call, soak_faults.spoil(arguments, drawn.random), refusals)] += 1
+    return f"{name}, {kind}", ends
+
+
+def _end(call, arguments, refusals):
+    """``refused``, or ``answered``: some faults make another right call, or a wrong value that no check can tell."""
+    try:
+        _give(call, arguments)
+    except refusals:
+        return "refused"
+    except RuntimeError as error:
+        if not any(text in str(error) for text in TORCHS_OWN):
+            raise
+        return "refused"
+    return "answered"
 
 
 def _drawn_call(padfree, ops, drawn):
@@ -68,6 +88,11 @@ def _give(call, arguments):
         soak_public.backward_too(call(**arguments))
 
 
+def memory():
+    """MiB that the process held at most so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+
 def main(words=None):
     """Runs the calls; 1 when one went wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -78,20 +103,32 @@ def main(words=None):
     args = parser.parse_args(words)
     padfree = kernels.get_kernel("padfree/padfree-flash2", version=1, backend="cpu")
     ops = getattr(torch.ops, padfree.__name__)
-    made, ends = Counter(), time.monotonic() + args.seconds
+    made, ends = {}, time.monotonic() + args.seconds
     seed = args.seed
     while seed < args.seed + args.calls and time.monotonic() < ends:
         args.last.write_text(str(seed))
+        before = memory()
         try:
-            made[one_call(padfree, ops, seed)] += 1
+            what, counts = one_call(padfree, ops, seed)
+            made.setdefault(what, Counter()).update(counts)
         except Exception:
             traceback.print_exc()
             print(f"call {seed} went wrong")
             return 1
+        if memory() > max(before, MOST_MEMORY):
+            print(f"call {seed} went wrong: {what} took {memory()} MiB, of {MOST_MEMORY} allowed")
+            return 1
         seed += 1
-    for (what, end), count in sorted(made.items()):
-        print(f"{count:6} {what}: {end}")
+    _report(made)
     return 0
+
+
+def _report(made):
+    columns = ("right", "refused", "answered")
+    print("".join(f"{column:>9}" for column in columns))
+    for what, counts in (*sorted(made.items()), ("in all", sum(made.values(), Counter()))):
+        print("".join(f"{counts[column]:9}" for column in columns), what)
+    print(f"at most {memory()} MiB")
 
 
 if __name__ == "__main__":

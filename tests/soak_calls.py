@@ -360,17 +360,9 @@ def public(padfree, name, call):
             return padfree.flash_attn_func, words
         bounds = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "seqused_q", "seqused_k")
         return padfree.flash_attn_varlen_func, words | {n: call[n] for n in bounds}
-    if name == "causal_conv1d_fwd":
-        call["activation"] = "silu" if call.pop("silu") else None
-        return padfree.causal_conv1d_fn, call
     if name == "causal_conv1d_update":
         call["activation"] = "silu" if call.pop("silu") else None
         return padfree.causal_conv1d_update, call
-    if name == "gated_delta_rule_fwd" and call["g"].dim() == 3:
-        call["use_qk_l2norm_in_kernel"] = call.pop("l2norm")
-        call["scale"] = call["scale"] or None  # 0 is refused there
-        del call["save_states"]
-        return padfree.chunk_gated_delta_rule, call
     if name == "state_space_fwd":
         call["dt_limit"] = (call.pop("dt_min"), call.pop("dt_max"))
         call["return_final_states"] = call.pop("output_final_states")

@@ -3,6 +3,7 @@
 import attention_case
 import delta_case
 import reference
+import scan_case
 import state_space_case
 import torch
 from cases import LAYOUTS
@@ -79,4 +80,29 @@ def state_space(padfree, drawn):
     state_space_case.check(padfree, case)
 
 
-CALLS = (attention, attention, causal_conv1d, gated_delta_rule, state_space)
+def kimi_delta_attention(padfree, drawn):
+    random, heads_k = drawn.random, drawn.random.randrange(1, 3)
+    lengths = [random.choice([0, 1, 17, 65, random.randrange(1, 90)]) for _ in range(random.randrange(1, 3))]
+    case = delta_case.inputs(
+        lengths, "channel", (heads_k, heads_k * random.randrange(1, 3)),
+        (random.randrange(1, 50), random.randrange(1, 50)), drawn.dtype, packed=True, state=random.random() < 0.5,
+        slack=random.choice([0, 3]), seed=random.randrange(10**6),
+    )  # fmt: skip
+    delta_case.check(padfree, case)
+
+
+def selective_scan(padfree, drawn):
+    random, groups = drawn.random, drawn.random.randrange(1, 3)
+    lengths = [random.randrange(1, 80) for _ in range(random.randrange(1, 4))]
+    packed = {"lengths": lengths, "padding": random.randrange(3)} if random.random() < 0.5 else {}
+    case = scan_case.inputs(
+        (random.randrange(1, 3), groups * random.randrange(1, 30), random.randrange(100)), random.randrange(1, 20),
+        groups, drawn.dtype, **packed, seed=random.randrange(10**6),
+    )  # fmt: skip
+    absent = [name for name in ("D", "z", "delta_bias", "initial_states") if random.random() < 0.3]
+    scan_case.check(padfree, scan_case.only(case, *absent))
+
+
+CALLS = (
+    attention, attention, causal_conv1d, gated_delta_rule, kimi_delta_attention, state_space, selective_scan,
+)  # fmt: skip

@@ -1,7 +1,5 @@
-"""Random right calls of public functions that do more than hand their arguments to one raw op: each returns the
-function and its arguments by name."""
-
-import functools
+"""Random right calls of public functions that do more than hand their arguments to one raw op, with all of their
+options: each returns the function and its arguments by name."""
 
 import soak_calls
 import torch
@@ -81,11 +79,37 @@ def _delta(padfree, drawn, name, gate_dims):
     while call["g"].dim() != gate_dims:
         call = soak_calls._delta(drawn)
     call["use_qk_l2norm_in_kernel"], call["scale"] = call.pop("l2norm"), call["scale"] or None
+    heads, dim = call["v"].shape[2], call["q"].shape[3]
+    call |= _activations(drawn, heads, heads * (dim if gate_dims == 4 else 1), "kda" in name)
+    call["state_v_first"] = drawn.random.random() < 0.3
+    if call["state_v_first"] and call["initial_state"] is not None:
+        call["initial_state"] = call["initial_state"].transpose(-1, -2)
     return getattr(padfree, name), call | {"output_final_state": drawn.random.random() < 0.5}
 
 
+def _activations(drawn, heads, biases, bounded):
+    """Gate and beta activated inside, or as they come."""
+    random, single, chosen = drawn.random, torch.float32, {"use_gate_in_kernel": drawn.random.random() < 0.4}
+    if chosen["use_gate_in_kernel"]:
+        chosen |= {"A_log": drawn.numbers(heads, dtype=single), "dt_bias": drawn.maybe(lambda: drawn.numbers(biases))}
+        if bounded:
+            chosen["lower_bound"] = random.choice([None, -4.0])
+    chosen["use_beta_sigmoid_in_kernel"] = random.random() < 0.4
+    chosen["allow_neg_eigval"] = chosen["use_beta_sigmoid_in_kernel"] and random.random() < 0.5
+    return chosen
+
+
+def chunk_gated_delta_rule(padfree, drawn):
+    function, call = _delta(padfree, drawn, "chunk_gated_delta_rule", 3)
+    call["beta"].requires_grad_(drawn.random.random() < 0.5)
+    return function, call
+
+
 def fused_recurrent_gated_delta_rule(padfree, drawn):
-    return _delta(padfree, drawn, "fused_recurrent_gated_delta_rule", 3)
+    function, call = _delta(padfree, drawn, "fused_recurrent_gated_delta_rule", 3)
+    state = call["initial_state"]
+    whole = state is not None and state.is_contiguous() and not call["state_v_first"]
+    return function, call | {"inplace_final_state": whole and drawn.random.random() < 0.5}
 
 
 def chunk_kda(padfree, drawn):
@@ -101,9 +125,26 @@ def fused_recurrent_kda(padfree, drawn):
 def causal_conv1d_varlen_states(padfree, drawn):
     lengths = [drawn.length() for _ in range(drawn.random.randrange(1, 4))]
     x = drawn.numbers(sum(lengths) + drawn.random.randrange(3), drawn.random.choice([1, 7, 33]))
-    # The number of states is out of the faults' reach: a huge one is a wish for all the memory there is.
-    function = functools.partial(padfree.causal_conv1d_varlen_states, state_len=drawn.random.randrange(1, 6))
-    return function, {"x": x, "cu_seqlens": cu_seqlens(lengths)}
+    return padfree.causal_conv1d_varlen_states, {
+        "x": x, "cu_seqlens": cu_seqlens(lengths), "state_len": drawn.random.randrange(1, 6)
+    }  # fmt: skip
+
+
+def causal_conv1d_fn(padfree, drawn):
+    call = soak_calls.causal_conv1d_fwd(None, drawn)
+    call["activation"] = "silu" if call.pop("silu") else drawn.random.choice([None, "swish"])
+    wanted = drawn.random.random() < 0.7
+    states, (batch, channels, _) = call["initial_states"], call["x"].shape
+    if wanted and drawn.random.random() < 0.4:
+        rows = batch if states is None else states.shape[0]
+        if call["seq_idx"] is not None and states is None:
+            rows = int(call["seq_idx"].max()) + 1 + drawn.random.randrange(3) if call["seq_idx"].numel() else 2
+        call["final_states_out"] = drawn.numbers(max(rows, 0), channels, call["weight"].shape[1] - 1)
+    elif drawn.random.random() < 0.3:
+        call["out"] = torch.empty(call["x"].shape, dtype=drawn.dtype)
+    if "out" not in call:
+        call["x"].requires_grad_(drawn.random.random() < 0.5)
+    return padfree.causal_conv1d_fn, call | {"return_final_states": wanted}
 
 
 def mamba_chunk_scan_combined(padfree, drawn):
@@ -118,6 +159,73 @@ def mamba_chunk_scan_combined(padfree, drawn):
     }  # fmt: skip
 
 
+def mamba_split_conv1d_scan_combined(padfree, drawn):
+    random, groups = drawn.random, drawn.random.randrange(1, 3)
+    heads, dim, states, width = groups * random.randrange(1, 4), random.randrange(1, 20), random.randrange(1, 40), 4
+    batch, length = random.randrange(1, 3), drawn.length()
+    inner, single = heads * dim, torch.float32
+    channels = inner + 2 * groups * states
+    runs = (torch.rand(batch, length, generator=drawn.generator) < 0.1).cumsum(1) % 4 - 1
+    project = random.random() < 0.5
+    return padfree.mamba_split_conv1d_scan_combined, {
+        "zxbcdt": drawn.numbers(batch, length, inner + channels + heads).requires_grad_(random.random() < 0.5),
+        "conv1d_weight": drawn.numbers(channels, width), "conv1d_bias": drawn.maybe(lambda: drawn.numbers(channels)),
+        "dt_bias": drawn.numbers(heads, dtype=single), "A": drawn.numbers(heads, dtype=single),
+        "D": drawn.numbers(*random.choice([(heads,), (heads, dim)]), dtype=single), "chunk_size": 64,
+        "initial_states": drawn.maybe(lambda: drawn.numbers(batch, heads, dim, states, dtype=single)),
+        "seq_idx": drawn.maybe(runs.int, 0.5), "dt_limit": (0.0, random.choice([0.5, float("inf")])),
+        "return_final_states": random.random() < 0.5, "activation": random.choice([None, "silu"]),
+        "rmsnorm_weight": drawn.maybe(lambda: drawn.numbers(inner), 0.5), "headdim": dim, "ngroups": groups,
+        "outproj_weight": drawn.numbers(7, inner) if project else None,
+        "outproj_bias": drawn.numbers(7) if project and random.random() < 0.5 else None,
+        "norm_before_gate": random.random() < 0.5,
+    }  # fmt: skip
+
+
+def selective_scan_fn(padfree, drawn):
+    call, count = soak_calls._scan(drawn)
+    call["return_last_state"] = count is not None and drawn.random.random() < 0.6
+    if drawn.random.random() < 0.3:
+        lengths = [drawn.length() for _ in range(drawn.random.randrange(4))]
+        while call["u"].shape[0] != 1:
+            call, _ = soak_calls._scan(drawn)
+        seqlen, shape = call["u"].shape[2], (len(lengths), *call["A"].shape)
+        ends = cu_seqlens(lengths).clamp_max(seqlen)
+        states = drawn.maybe(lambda: drawn.numbers(*shape, dtype=torch.float32), 0.5)
+        call |= {"seq_idx": None, "cu_seqlens": ends, "initial_states": states, "return_last_state": True}
+    call["u"].requires_grad_(drawn.random.random() < 0.5)
+    return padfree.selective_scan_fn, call
+
+
+def mamba_inner_fn(padfree, drawn):
+    random, channels, states = drawn.random, drawn.random.choice([1, 7, 33]), drawn.random.choice([1, 3, 16])
+    batch, length, rank, single = random.randrange(0, 3), drawn.length(), random.randrange(1, 5), torch.float32
+    runs = (torch.rand(batch, length, generator=drawn.generator) < 0.1).cumsum(1) % 4 - 1
+    norms = {name: drawn.maybe(lambda: drawn.numbers(states)) for name in ("b_rms_weight", "c_rms_weight")}
+    ranked = random.random() < 0.5
+    return padfree.mamba_inner_fn, {
+        "xz": drawn.numbers(batch, 2 * channels, length).requires_grad_(random.random() < 0.5),
+        "conv1d_weight": drawn.numbers(*random.choice([(channels, 1, 4), (channels, 3)])),
+        "conv1d_bias": drawn.maybe(lambda: drawn.numbers(channels)),
+        "x_proj_weight": drawn.numbers(rank + 2 * states, channels),
+        "delta_proj_weight": drawn.numbers(channels, rank), "out_proj_weight": drawn.numbers(5, channels),
+        "out_proj_bias": drawn.maybe(lambda: drawn.numbers(5)), "A": drawn.numbers(channels, states, dtype=single),
+        "D": drawn.maybe(lambda: drawn.numbers(channels, dtype=single)),
+        "delta_bias": drawn.maybe(lambda: drawn.numbers(channels, dtype=single)),
+        "B_proj_bias": drawn.maybe(lambda: drawn.numbers(states)),
+        "C_proj_bias": drawn.maybe(lambda: drawn.numbers(states)), "seq_idx": drawn.maybe(runs.int, 0.5),
+        **norms, "norm_dt_rank": ranked,
+        "dt_rms_weight": drawn.maybe(lambda: drawn.numbers(rank if ranked else channels)),
+    }  # fmt: skip
+
+
+def selective_state_update(padfree, drawn):
+    call = soak_calls.selective_state_update(None, drawn)
+    if call["state_batch_indices"] is None:
+        call["x"].requires_grad_(drawn.random.random() < 0.3)
+    return padfree.selective_state_update, call
+
+
 def backward_too(result):
     """The gradient of whatever came out of a call that takes one."""
     for x in result if isinstance(result, tuple) else (result,):
@@ -128,6 +236,7 @@ def backward_too(result):
 
 CALLS = (
     flash_attn_with_kvcache, flash_attn_with_kvcache, attention_with_mask, flash_attn_qkvpacked_func,
-    flash_attn_varlen_kvpacked_func, fused_recurrent_gated_delta_rule, chunk_kda, fused_recurrent_kda,
-    causal_conv1d_varlen_states, mamba_chunk_scan_combined,
+    flash_attn_varlen_kvpacked_func, chunk_gated_delta_rule, fused_recurrent_gated_delta_rule, chunk_kda,
+    fused_recurrent_kda, causal_conv1d_fn, causal_conv1d_varlen_states, mamba_chunk_scan_combined,
+    mamba_split_conv1d_scan_combined, selective_scan_fn, mamba_inner_fn, selective_state_update,
 )  # fmt: skip

@@ -14,6 +14,9 @@ from pathlib import Path
 from bundle import build, buildfile, matrix, options, parts, process, testing
 from bundle.parts import Outcome, Part
 
+LIMITS = "max_allocation_size_mb=2048:hard_rss_limit_mb=8192"
+"""Of the sanitizer. A larger allocation is refused, and torch raises; more in all ends the process with a report,
+before the system kills it without one."""
 SEEDS_APART = 10**9
 """Between the first numbers of two paths, so that no call is made twice."""
 
@@ -67,6 +70,7 @@ def part(args: argparse.Namespace, isa: str, local: str, *, seed: int, seconds: 
     if args.calls is not None:
         command += ["--calls", str(args.calls)]
     environment = {"LOCAL_KERNELS": local, "PADFREE_ISA": isa, **testing.preload()}
+    environment["ASAN_OPTIONS"] += f":{LIMITS}"
     return Part(f"soak, {isa}", tuple(command), args.root, environment)
 
 

@@ -30,7 +30,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[Part]:
 
     monkeypatch.setattr(parts, "run", record)
     monkeypatch.setattr(testing, "widest_path", lambda local, needed: "avx2")
-    monkeypatch.setattr(testing, "preload", lambda: {"LD_PRELOAD": "libasan.so"})
+    monkeypatch.setattr(testing, "preload", lambda: {"LD_PRELOAD": "libasan.so", "ASAN_OPTIONS": "detect_leaks=0"})
     return seen
 
 
@@ -45,6 +45,7 @@ def test_half_an_hour_is_shared_by_the_paths(ran: list[Part]) -> None:
     assert [float(word(part, "--seconds")) for part in ran] == [900.0, 900.0]
     assert len({word(part, "--seed") for part in ran}) == 2
     assert all(part.env["LD_PRELOAD"] == "libasan.so" for part in ran)
+    assert all(part.env["ASAN_OPTIONS"] == f"detect_leaks=0:{soak.LIMITS}" for part in ran)
     assert all(part.env["LOCAL_KERNELS"].endswith(".bundle/build-asan") for part in ran)
 
 
