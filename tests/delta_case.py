@@ -62,14 +62,20 @@ def call(
     return {name: x.detach() for name, x in result.items()}
 
 
+def oracle(case, **options):
+    """Everything ``call`` must return, and the allowances."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # thousands of small operations: waking a second thread costs more than it does
+    wanted = reference.gated_delta_rule(**{"l2norm": True, **case, **options})
+    torch.set_num_threads(threads)
+    return wanted
+
+
 def check(padfree, case, oracle_case=None, unrolled=False, **options):
     """Runs ``case`` and compares everything it returns with the oracle; returns what it got."""
     got = call(padfree, **case, **options)
     options.pop("recurrent", None)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # thousands of small operations: waking a second thread costs more than it does
-    wanted = reference.gated_delta_rule(**{"l2norm": True, **(oracle_case or case), **options}, unrolled=unrolled)
-    torch.set_num_threads(threads)
+    wanted = oracle(oracle_case or case, unrolled=unrolled, **options)
     assert set(got) == set(wanted)
     for name, (value, allowance) in wanted.items():
         assert_close(got[name], value, allowance, name)

@@ -427,8 +427,9 @@ def gated_delta_rule(
     if initial_state is not None:
         leaves["initial_state"] = repeated(initial_state)
     states = leaves.get("initial_state")
-    if states is None:
-        states = torch.zeros(1 + SAMPLES, count, v.shape[2], q.shape[3], v.shape[3], dtype=torch.float64)
+    if states is None:  # a leaf: without a token, nothing else has a gradient
+        shape = (1 + SAMPLES, count, v.shape[2], q.shape[3], v.shape[3])
+        states = torch.zeros(shape, dtype=torch.float64, requires_grad=True)
     scaled, keys = (_delta_normalized(leaves[n], perturb) if l2norm else leaves[n] for n in "qk")
     scaled = perturb(scaled * (q.shape[-1] ** -0.5 if scale is None else scale))
     group = v.shape[2] // q.shape[2]

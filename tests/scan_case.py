@@ -57,19 +57,25 @@ def call(padfree, dout=None, dlast_state=None, **case):
     return {name: x.detach() for name, x in result.items()}
 
 
+def oracle(case):
+    """Everything ``call`` must return, and the allowances; ``count`` as in `reference.selective_scan`."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # thousands of small operations: waking a second thread costs more than it does
+    wanted = reference.selective_scan(**case)
+    torch.set_num_threads(threads)
+    return wanted
+
+
 def check(padfree, case, **options):
     """Runs ``case`` and compares everything it returns with the oracle; returns what it got."""
     got = call(padfree, **case, **options)
-    oracle = {**case, "count": got["last_state"].shape[0]}
+    counted = {**case, "count": got["last_state"].shape[0]}
     cu_seqlens = options.get("cu_seqlens")
     if cu_seqlens is not None:
         ends = cu_seqlens.tolist()
         lengths = [end - begin for begin, end in pairwise(ends)]
-        oracle["seq_idx"] = numbers(lengths, case["u"].shape[2] - sum(lengths))
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # thousands of small operations: waking a second thread costs more than it does
-    wanted = reference.selective_scan(**oracle)
-    torch.set_num_threads(threads)
+        counted["seq_idx"] = numbers(lengths, case["u"].shape[2] - sum(lengths))
+    wanted = oracle(counted)
     assert set(got) == set(wanted)
     for name, (value, allowance) in wanted.items():
         assert_close(got[name], value, allowance, name)

@@ -63,13 +63,19 @@ def call(padfree, dout=None, dfinal_states=None, chunk_size=64, **arguments):
     return {name: x.detach() for name, x in result.items()}
 
 
+def oracle(case):
+    """Everything ``call`` must return, and the allowances."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # thousands of small operations: waking a second thread costs more than it does
+    wanted = state_space(**case)
+    torch.set_num_threads(threads)
+    return wanted
+
+
 def check(padfree, case, oracle_case=None):
     """Runs ``case`` and compares everything it returns with the oracle; returns what it got."""
     got = call(padfree, **case)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # thousands of small operations: waking a second thread costs more than it does
-    wanted = state_space(**(oracle_case or case))
-    torch.set_num_threads(threads)
+    wanted = oracle(oracle_case or case)
     assert set(got) == set(wanted)
     for name, (value, allowance) in wanted.items():
         assert_close(got[name], value, allowance, name)

@@ -46,7 +46,8 @@ def sequences(rows, length, seq_idx, cu_seqlens):
     found = []
     for b, row in enumerate(seq_idx.tolist()):
         begins = [t for t in range(length) if t == 0 or row[t] != row[t - 1]]
-        runs = [r for r in zip(begins, [*begins[1:], length], strict=True) if row[r[0]] >= 0] or [(0, 0)]
+        ends = [*begins[1:], length][: len(begins)]
+        runs = [r for r in zip(begins, ends, strict=True) if row[r[0]] >= 0] or [(0, 0)]
         for i, (begin, end) in enumerate(runs):
             found.append((b, begin, end, b if i == 0 else None, b if i == len(runs) - 1 else None))
     return found
@@ -68,8 +69,9 @@ def state_space(
     B, C = (leaves[name].repeat_interleave(heads // B.shape[2], 3) for name in "BC")
     count = batch if cu_seqlens is None else len(cu_seqlens) - 1
     initial = leaves.get("initial_states")
-    if initial is None:
-        initial = torch.zeros(1 + SAMPLES, count, heads, headdim, B.shape[-1], dtype=torch.float64)
+    if initial is None:  # a leaf: without a token, nothing else has a gradient
+        shape = (1 + SAMPLES, count, heads, headdim, B.shape[-1])
+        initial = torch.zeros(shape, dtype=torch.float64, requires_grad=True)
     rows, finals = torch.zeros_like(leaves["x"]), list(initial.unbind(1))
     pieces = []
     for b, begin, end, first, last in sequences(batch, length, seq_idx, cu_seqlens):

@@ -6,42 +6,10 @@ import torch
 from cases import DTYPES, dtype_id, embed_in_nan, randn
 from scan_case import only
 from tolerance import assert_close, assert_same_bits
+from update_case import call, check, inputs
 
 ALL_DTYPES = pytest.mark.parametrize("dtype", DTYPES, ids=dtype_id)
 FORMS = pytest.mark.parametrize("form", ["mamba1", "mamba2"])
-
-
-def inputs(form="mamba1", batch=2, heads=4, dim=6, states=16, groups=2, dtype=torch.float32, device="cpu", tied=True):
-    """A dict of every tensor of a call; ``tied``: A, dt and dt_bias of Mamba 2 are one number a head, expanded."""
-    channels = (dim,) if form == "mamba1" else (heads, dim)
-    steps = (*channels[:-1], 1) if tied and form == "mamba2" else channels
-    projection = (batch, states) if form == "mamba1" else (batch, groups, states)
-    case = {
-        "state": randn(batch, *channels, states, dtype=dtype, seed=0),
-        "x": randn(batch, *channels, dtype=dtype, seed=1),
-        "dt": randn(batch, *steps, dtype=dtype, seed=2).expand(-1, *channels),
-        "A": -randn(*steps, 1 if steps != channels else states, seed=3).abs().expand(*channels, states),
-        "B": randn(*projection, dtype=dtype, seed=4),
-        "C": randn(*projection, dtype=dtype, seed=5),
-        "D": randn(*channels, seed=6),
-        "z": randn(batch, *channels, dtype=dtype, seed=7),
-        "dt_bias": randn(*steps, seed=8).expand(channels),
-    }
-    return {**{name: x.to(device) for name, x in case.items()}, "dt_softplus": True}
-
-
-def call(padfree, **case):
-    """``out`` and the state after the call; the caller's state stays."""
-    state = case.pop("state").clone()
-    out = padfree.selective_state_update(state, **case)
-    return {"out": out, "state": state}
-
-
-def check(padfree, case):
-    got = call(padfree, **case)
-    for name, (value, allowance) in reference.selective_state_update(**case).items():
-        assert_close(got[name], value, allowance, name)
-    return got
 
 
 @pytest.mark.parametrize("states", [1, 3, 4, 7, 8, 9, 15, 16, 17, 33, 64, 128])
@@ -102,7 +70,7 @@ def test_state_rows_by_index(padfree, device, form):
     case = inputs(form, batch=4, device=device)
     wanted = call(padfree, **case)
     pool = torch.full((7, *case["state"].shape[1:]), float("nan"), device=device)
-    rows = torch.tensor([5, -1, 0, 3], dtype=torch.int32, device=device)
+    rows = torch.tensor([5, 9, -1, 9, 0, 9, 3, 9], dtype=torch.int32, device=device)[::2]
     kept = [0, 2, 3]
     pool[rows[kept].long()] = case["state"][kept]
     out = padfree.selective_state_update(pool, **only(case, "state"), state_batch_indices=rows)
@@ -151,54 +119,50 @@ def test_threads_do_not_change_a_bit(padfree, device, form):
             assert_same_bits(other[name], x, name)
 
 
-def test_steps_close_to_the_scan(padfree, device):
-    """A prompt, then token by token: where one call of the whole text arrives."""
+def test_steps_arrive_where_the_scan_does(padfree, device):
+    """Token by token: within what the scan's oracle allows one call of the whole text."""
     case = {n: x for n, x in inputs(dim=20, device=device).items() if n in ("A", "D", "dt_bias")}
     u, delta, z = (randn(2, 20, 9, seed=s, device=device) for s in (20, 21, 22))
     B, C = (randn(2, 16, 9, seed=s, device=device) for s in (23, 24))
+    state, steps = torch.zeros(2, 20, 16, device=device), []
+    for t in range(9):
+        token = {"x": u[..., t], "dt": delta[..., t], "B": B[..., t], "C": C[..., t], "z": z[..., t]}
+        steps.append(padfree.selective_state_update(state, **token, **case, dt_softplus=True))
     bias = case.pop("dt_bias")
-    out, last = padfree.selective_scan_fn(u, delta, B=B, C=C, z=z, **case, delta_bias=bias, delta_softplus=True,
-                                          return_last_state=True)  # fmt: skip
-    state = torch.zeros(2, 20, 16, device=device)
-    steps = [
-        padfree.selective_state_update(
-            state,
-            u[..., t],
-            delta[..., t],
-            B=B[..., t],
-            C=C[..., t],
-            z=z[..., t],
-            **case,
-            dt_bias=bias,
-            dt_softplus=True,
-        )
-        for t in range(9)
-    ]
-    assert_close(torch.stack(steps, -1), out.double(), 1e-5, "out")
-    assert_close(state, last.double(), 1e-5, "state")
+    wanted = reference.selective_scan(u, delta, B=B, C=C, z=z, **case, delta_bias=bias, delta_softplus=True)
+    assert_close(torch.stack(steps, -1), *wanted["out"], "out")
+    assert_close(state, *wanted["last_state"], "state")
 
 
 @FORMS
 def test_differentiable_where_a_gradient_is_wanted(padfree, device, form):
     case = inputs(form, device=device)
-    wanted = call(padfree, **case)
-    names = ("x", "dt", "A", "B", "C", "D", "z", "dt_bias")
-    leaves = {n: case[n].clone().requires_grad_() for n in names}
+    leaves = {n: case[n].clone().requires_grad_() for n in ("x", "dt", "A", "B", "C", "D", "z", "dt_bias")}
     got = call(padfree, **{**case, **leaves})
-    for name, x in wanted.items():
-        assert_close(got[name], x.double(), 1e-5, name)
-    got["out"].square().sum().backward()
-    twins = {n: case[n].double().clone().requires_grad_() for n in names}
-    formula(case["state"].double(), twins).square().sum().backward()
-    for name, leaf in leaves.items():
-        assert_close(leaf.grad, twins[name].grad, 1e-5 * twins[name].grad.abs().max(), name)
+    for name, wanted in reference.selective_state_update(**case).items():
+        assert_close(got[name], *wanted, name)
+    dout = randn(*got["out"].shape, seed=9, device=device)
+    got["out"].backward(dout)
+    for name, (value, allowance) in as_one_token(case, dout).items():
+        shape = leaves[name].shape
+        assert_close(leaves[name].grad, value.reshape(shape), allowance.reshape(shape), name)
 
 
-def formula(state, t):
-    """The step in plain torch, in the dtype of its arguments."""
-    dt = torch.nn.functional.softplus(t["dt"] + t["dt_bias"])
-    B, C = t["B"], t["C"]
-    if B.dim() == 3:
-        B, C = (m.repeat_interleave(t["x"].shape[1] // m.shape[1], 1) for m in (B, C))
-    state = (dt[..., None] * t["A"]).exp() * state + (dt * t["x"])[..., None] * B[..., None, :]
-    return ((state * C[..., None, :]).sum(-1) + t["D"] * t["x"]) * torch.nn.functional.silu(t["z"])
+def as_one_token(case, dout):
+    """The gradients of a step by the scan's oracle: a scan over one token, all heads side by side as channels."""
+    heads = case["x"].dim() - 1
+
+    def column(x):
+        return x.flatten(1)[..., None]
+
+    def flat(x):
+        return x.flatten(0, heads - 1)
+
+    names = {"x": "u", "dt": "delta", "dt_bias": "delta_bias"}
+    as_column, as_flat = ("x", "dt", "z"), ("A", "D", "dt_bias")
+    scan = {names.get(n, n): column(case[n]) if n in as_column else flat(case[n]) for n in (*as_column, *as_flat)}
+    scan |= {n: case[n][..., None] for n in ("B", "C")}
+    wanted = reference.selective_scan(
+        **scan, delta_softplus=True, initial_states=case["state"].flatten(1, heads), dout=column(dout)
+    )
+    return {n: wanted["d" + names.get(n, n)] for n in (*as_column, *as_flat, "B", "C")}

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tolerance import assert_close, assert_same_bits, gamma, rounded
+from tolerance import assert_close, assert_near, assert_same_bits, gamma, one_unit_off, rounded
 
 INF, NAN = float("inf"), float("nan")
 
@@ -39,6 +39,25 @@ def test_assert_same_bits_tells_zero_from_minus_zero():
     assert_same_bits(torch.tensor([NAN, 1.0]), torch.tensor([NAN, 1.0]))
     with pytest.raises(AssertionError, match="bits"):
         assert_same_bits(torch.tensor([0.0]), torch.tensor([-0.0]))
+
+
+def test_assert_near_allows_twice_the_error_of_plain_code():
+    wanted = torch.linspace(1, 2, 5, dtype=torch.float64)
+    plain = (wanted + 1e-3).float()
+    assert_near((wanted - 1.9e-3).float(), wanted, [wanted.float(), plain])
+    for off in (4e-3, torch.tensor([0, 0, 0, 0, 2.1e-3])):
+        with pytest.raises(AssertionError, match=r"elements wrong; worst at \(4,\)|5 of 5 elements wrong"):
+            assert_near((wanted - off).float(), wanted, [wanted.float(), plain])
+
+
+def test_one_unit_off_moves_every_element_by_its_last_place():
+    values = torch.rand(100, generator=torch.Generator().manual_seed(0)) + 1
+    moved = one_unit_off(values, 1)
+    steps = (moved - values).abs() / torch.finfo(torch.float32).eps
+    assert (steps >= 1).all()
+    assert (steps <= 2).all()
+    assert (moved > values).any()
+    assert (moved < values).any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

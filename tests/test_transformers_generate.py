@@ -4,7 +4,8 @@ import functools
 
 import pytest
 import torch
-from tiny_models import assert_near, build, left_padded, samples
+from tiny_models import build, left_padded, samples
+from tolerance import assert_near
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -5,7 +5,6 @@ import torch
 from tiny_models import (
     FAMILIES,
     assert_as_good_as_eager,
-    assert_near,
     build,
     from_embeddings,
     pack,
@@ -14,7 +13,7 @@ from tiny_models import (
     run_packed,
     samples,
 )
-from tolerance import assert_same_bits
+from tolerance import assert_near, assert_same_bits
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

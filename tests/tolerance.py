@@ -50,6 +50,30 @@ def assert_close(got, wanted, allowance, what="result"):
     _fail_where(finite & ~((got - wanted).abs() <= allowance), got, wanted, allowance, what)
 
 
+def assert_near(got, wanted, eager, what="result", scale=0):
+    """Fails unless ``got`` is at most twice as far from ``wanted`` (float64) as plain code, and one rounding.
+
+    For results of many parts, where no bound says much: ``eager`` is what torch's own operations give in the precision
+    of ``got``, one result or several (see `one_unit_off`), the worst of which counts; two right implementations round
+    differently, and neither is known to be the better one. The rounding is that of the largest element wanted, or of
+    ``scale``.
+    """
+    runs = [eager] if isinstance(eager, torch.Tensor) else eager
+    worst = max((run.double() - wanted).abs().max() for run in runs)
+    assert_close(got, wanted, 2 * worst + torch.finfo(got.dtype).eps * max(wanted.abs().max(), scale), what)
+
+
+def one_unit_off(tensor, seed):
+    """A copy with each element moved by one unit in the last place, up or down at random.
+
+    A small tensor is a small sample of rounding errors: one run may be right by luck. Moved inputs are as good as the
+    given ones, as far as their precision can tell, so several runs say what it is good for.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    sign = torch.randint(0, 2, tensor.shape, generator=generator) * 2 - 1
+    return tensor * (1 + torch.finfo(tensor.dtype).eps * sign.to(tensor.device))
+
+
 def assert_same_bits(got, wanted, what="result"):
     """Fails unless both tensors hold the same bits (so that NaN equals NaN and 0 differs from -0)."""
     assert got.dtype == wanted.dtype, f"{what}: dtype {got.dtype}, wanted {wanted.dtype}"
