@@ -225,10 +225,10 @@ torch.library.register_autograd(add_op_namespace_prefix("gated_delta_rule_bwd"),
 # ---- state space -----------------------------------------------------------------------------------------------------
 
 # kChunk and kStatePad of kernel-src/state_space/params.h: they make the shape of the states that forward saves.
-_SCAN_CHUNK, _SCAN_STATE_PAD = 64, 32
+_SPACE_CHUNK, _SPACE_STATE_PAD = 64, 32
 
 
-def _scan_states(x, dt, B, cu_seqlens, wanted=True):
+def _space_states(x, dt, B, cu_seqlens, wanted=True):
     rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     return dt.new_empty((rows if wanted else 0, *x.shape[2:], B.shape[3]))
 
@@ -239,10 +239,10 @@ def _(
     output_final_states, save_states,
 ):  # fmt: skip
     batch, rows, heads, head_dim = x.shape
-    later_chunks = batch * (torch.sym_max(rows - 1, 0) // _SCAN_CHUNK) if save_states else 0
-    width = (head_dim + _SCAN_STATE_PAD - 1) // _SCAN_STATE_PAD * _SCAN_STATE_PAD
+    later_chunks = batch * (torch.sym_max(rows - 1, 0) // _SPACE_CHUNK) if save_states else 0
+    width = (head_dim + _SPACE_STATE_PAD - 1) // _SPACE_STATE_PAD * _SPACE_STATE_PAD
     states = dt.new_empty((later_chunks * heads * B.shape[3] * width,))
-    return x.new_empty(x.shape), _scan_states(x, dt, B, cu_seqlens, output_final_states), states
+    return x.new_empty(x.shape), _space_states(x, dt, B, cu_seqlens, output_final_states), states
 
 
 @torch.library.register_fake(add_op_namespace_prefix("state_space_bwd"))
@@ -253,12 +253,12 @@ def _(
     def like(tensor, of=dt):
         return of.new_empty((0,) if tensor is None else tensor.shape)
 
-    dstates = _scan_states(x, dt, B, cu_seqlens, initial_states is not None)
+    dstates = _space_states(x, dt, B, cu_seqlens, initial_states is not None)
     dx, dB, dC = (tensor.new_empty(tensor.shape) for tensor in (x, B, C))
     return dx, like(dt), like(A), dB, dC, like(D), like(z, x), like(dt_bias), dstates
 
 
-def _scan_setup_context(ctx, inputs, output):
+def _space_setup_context(ctx, inputs, output):
     *tensors, ctx.dt_softplus, ctx.dt_min, ctx.dt_max, _, ctx.states_saved = inputs
     states = output[2]
     ctx.mark_non_differentiable(states)
@@ -266,7 +266,7 @@ def _scan_setup_context(ctx, inputs, output):
     ctx.save_for_backward(*tensors, states)
 
 
-def _scan_backward(ctx, dout, dfinal_states, dstates):
+def _space_backward(ctx, dout, dfinal_states, dstates):
     *inputs, states = ctx.saved_tensors
     options = (ctx.dt_softplus, ctx.dt_min, ctx.dt_max)
     if not ctx.states_saved:
@@ -280,17 +280,17 @@ def _scan_backward(ctx, dout, dfinal_states, dstates):
 
 
 torch.library.register_autograd(
-    add_op_namespace_prefix("state_space_fwd"), _scan_backward, setup_context=_scan_setup_context
+    add_op_namespace_prefix("state_space_fwd"), _space_backward, setup_context=_space_setup_context
 )
 
 
-def _scan_double_backward(ctx, *gradients):
+def _space_double_backward(ctx, *gradients):
     raise NotImplementedError(
         "state_space: a gradient must not be differentiated again (no second derivative is built)"
     )
 
 
-torch.library.register_autograd(add_op_namespace_prefix("state_space_bwd"), _scan_double_backward)
+torch.library.register_autograd(add_op_namespace_prefix("state_space_bwd"), _space_double_backward)
 
 
 # ---- selective scan --------------------------------------------------------------------------------------------------
