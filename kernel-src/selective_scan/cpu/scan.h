@@ -1,4 +1,4 @@
-// The recurrence itself, over one tile: two vectors of channels by one or two states at a time, token after
+// The recurrence itself, over one tile: two vectors of channels by a few states at a time, token after
 // token, so that the states stay in registers and each broadcast of B and C serves two vectors. (Where a
 // vector is a whole lane group, it goes alone.)
 //
@@ -16,7 +16,8 @@ namespace {
 
 // Vectors of a lane group that go side by side: AVX-512 has one, whose two states still keep the pipes busy.
 constexpr int kVectors = kLanes >= 2 * Vec::kLanes ? 2 : 1;
-constexpr int kStatesAtATime = 2;
+// Of the forward alone, and where the backward keeps what it needs of them: more would not fit L1.
+constexpr int kForwardStates = 4, kStatesAtATime = 2;
 
 // One tile and what the states of its lane group need; matrices are [states][kLanes], tiles [token][kLanes].
 struct Strip {
@@ -164,11 +165,12 @@ inline void retreat_states(const Strip& strip, int64_t n, int lane) {
 // Every state of the strip forward, and, if it has a carry, backward.
 template <bool kBounded, bool kConstantB, bool kConstantC, bool kBackward>
 [[gnu::flatten, gnu::noinline]] void run_strip(const Strip& s) {
+  constexpr int kStates = kBackward ? kStatesAtATime : kForwardStates;
   for (int lane = 0; lane < kLanes; lane += kVectors * Vec::kLanes) {
     int64_t n = 0;
-    for (; n + kStatesAtATime <= s.states; n += kStatesAtATime) {
-      advance_states<kBounded, kConstantB, kConstantC, kBackward, kStatesAtATime>(s, n, lane);
-      if constexpr (kBackward) retreat_states<kConstantB, kConstantC, kStatesAtATime>(s, n, lane);
+    for (; n + kStates <= s.states; n += kStates) {
+      advance_states<kBounded, kConstantB, kConstantC, kBackward, kStates>(s, n, lane);
+      if constexpr (kBackward) retreat_states<kConstantB, kConstantC, kStates>(s, n, lane);
     }
     for (; n < s.states; ++n) {
       advance_states<kBounded, kConstantB, kConstantC, kBackward, 1>(s, n, lane);
