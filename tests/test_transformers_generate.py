@@ -13,7 +13,7 @@ NEW_TOKENS = 6
 ROWS = samples((9, 4, 12))
 
 
-@pytest.fixture(params=["llama", "lfm2", "mistral", "gemma2"])
+@pytest.fixture(params=["llama", "qwen3", "lfm2", "lfm2_moe", "mistral", "gemma2"])
 def family(request):
     return request.param
 

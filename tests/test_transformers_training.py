@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch._dynamo.testing
-from tiny_models import HYBRIDS, build, pack, samples
+from tiny_models import FAMILIES, HYBRIDS, build, pack, samples
 
 transformers = pytest.importorskip("transformers")
 
@@ -73,7 +73,7 @@ def _by_hand(model):
     return losses
 
 
-@pytest.mark.parametrize("family", ["llama", "lfm2", *HYBRIDS])
+@pytest.mark.parametrize("family", [*FAMILIES, *HYBRIDS])
 def test_trainer_takes_the_steps_of_single_samples(padfree, family, tmp_path):
     wanted = _by_hand(build(family, torch.float64).train())
     eager = _by_hand(build(family).train())
