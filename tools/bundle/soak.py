@@ -71,6 +71,7 @@ def part(args: argparse.Namespace, isa: str, local: str, *, seed: int, seconds: 
         command += ["--calls", str(args.calls)]
     environment = {"LOCAL_KERNELS": local, "PADFREE_ISA": isa, **testing.preload()}
     environment["ASAN_OPTIONS"] += f":{LIMITS}"
+    environment["PADFREE_SAMPLES"] = "40"  # tests/perturbation.py
     return Part(f"soak, {isa}", tuple(command), args.root, environment)
 
 
