@@ -131,7 +131,7 @@ STABLE_TORCH_LIBRARY(TORCH_EXTENSION_NAME, ops) {
       "Tensor saved, bool delta_softplus) -> (Tensor du, Tensor ddelta, Tensor dA, Tensor dB, Tensor dC, "
       "Tensor dD, Tensor dz, Tensor ddelta_bias, Tensor dinitial_states)");
   // One token, state in place: x, dt, z (B, D), state (B, D, N), B and C (B, N); or with heads x (B, H, P),
-  // state (B, H, P, N), B and C (B, G, N). A, B, C, D, dt_bias float32; state_batch_indices int32 (B).
+  // state (B, H, P, N), B and C (B, G, N). A float32, the others any; state_batch_indices int32 (B).
   ops.def(
       "selective_state_update(Tensor(a!) state, Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor? "
       "D, "

@@ -1,7 +1,6 @@
 // What the host of every backend does with the tensors of causal_conv1d: checks, layout, views.
 #pragma once
 
-#include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/ops.h>
 
 #include <optional>
@@ -34,14 +33,7 @@ inline Tensor empty_like(const Tensor& x, Layout layout) {
   const int64_t sizes[] = {x.size(0), x.size(1), x.size(2)};
   const int64_t plane = sizes[1] * sizes[2];
   const int64_t strides[2][3] = {{plane, sizes[2], 1}, {plane, 1, sizes[1]}};
-  int32_t dtype, device_type, device_index;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(x.get(), &dtype));
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(x.get(), &device_type));
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(x.get(), &device_index));
-  AtenTensorHandle handle;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(3, sizes, strides[static_cast<int>(layout)], dtype,
-                                                  device_type, device_index, &handle));
-  return Tensor(handle);
+  return empty_strided(x, 3, sizes, strides[static_cast<int>(layout)]);
 }
 
 inline View view_of(const Tensor& x) {

@@ -5,6 +5,7 @@
 // source path.
 #pragma once
 
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -135,6 +136,33 @@ inline std::vector<int64_t> shape_of(const Tensor& tensor) {
   std::vector<int64_t> shape(tensor.dim());
   for (int64_t i = 0; i < tensor.dim(); ++i) shape[i] = tensor.size(i);
   return shape;
+}
+
+// What a decoding step makes and reads its tensors with. torch::stable::new_empty and contiguous look the op
+// up by name and box its arguments, contiguous even where nothing is to be done: together as long as the
+// step.
+
+// A new tensor with the dtype and device of `like`, from the allocator.
+inline Tensor empty_strided(const Tensor& like, int64_t dim, const int64_t* sizes, const int64_t* strides) {
+  int32_t dtype, device_type, device_index;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(like.get(), &dtype));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device_type));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(like.get(), &device_index));
+  AtenTensorHandle handle;
+  TORCH_ERROR_CODE_CHECK(
+      aoti_torch_empty_strided(dim, sizes, strides, dtype, device_type, device_index, &handle));
+  return Tensor(handle);
+}
+
+inline Tensor empty_dense(const Tensor& like, const std::vector<int64_t>& shape) {
+  std::vector<int64_t> strides(shape.size(), 1);
+  for (size_t i = shape.size(); i-- > 1;) strides[i - 1] = strides[i] * (shape[i] > 1 ? shape[i] : 1);
+  return empty_strided(like, static_cast<int64_t>(shape.size()), shape.data(), strides.data());
+}
+
+// The tensor itself where it is contiguous, else a copy.
+inline Tensor dense(const Tensor& tensor) {
+  return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
 }
 
 // The tensor itself where its last dimension is contiguous, else a copy.

@@ -39,7 +39,7 @@ struct Sequence {
 };
 
 // Value heads [head_begin, head_end) of one key head's group, value columns [panel_begin, panel_end) in
-// panels.
+// panels. In the recurrent form: value heads of all groups, whole.
 struct Task {
   int32_t sequence = 0;
   int32_t key_head = 0;

@@ -23,7 +23,7 @@ struct Params {
   bool softplus = false;
   View state;  // unit stride over the states; the batch stride is that of its rows
   View x, dt, z, out;
-  View dt_bias, D;                            // (H, P), float32
+  View dt_bias, D;                            // (H, P)
   View A;                                     // (H, P, N), float32
   int64_t A_state_stride = 0;                 // 0 or 1
   bool one_decay_a_head = false;              // A, dt and dt_bias are one number a head

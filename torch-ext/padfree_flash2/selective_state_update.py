@@ -51,14 +51,19 @@ def selective_state_update(
 
     Arithmetic is float32. Source: the semantics of mamba_ssm; -1 as in vLLM.
     """
-    _check_update(state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, state_batch_indices)
     tensors = (x, dt, A, B, C, D, z, dt_bias)
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+    if torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in tensors):
+        _check_update(state, *tensors, dt_softplus, state_batch_indices)
         return _differentiable_update(state, *tensors, dt_softplus, state_batch_indices)
+    if not torch.compiler.is_compiling():
+        try:
+            return _update(state, *tensors, dt_softplus, state_batch_indices)
+        except (RuntimeError, TypeError):
+            pass  # it checks before it writes; what follows finds the words, or what the op takes instead
+    _check_update(state, *tensors, dt_softplus, state_batch_indices)
     moved = state if state.stride(-1) == 1 or state.shape[-1] <= 1 else state.contiguous()
-    A, B, C, D, dt_bias = (t if t is None else checks.as_float32(t) for t in (A, B, C, D, dt_bias))
     indices = None if state_batch_indices is None else state_batch_indices.contiguous()
-    out = _update(moved, x, dt, A, B, C, D, z, dt_bias, dt_softplus, indices)
+    out = _update(moved, x, dt, checks.as_float32(A), B, C, D, z, dt_bias, dt_softplus, indices)
     if moved is not state:
         state.copy_(moved)
     return out

@@ -144,7 +144,7 @@ const int32_t* batch_integers(const char* argument, std::optional<Tensor>& tenso
   check_device(kOpUpdate, argument, *tensor);
   check_dim(kOpUpdate, argument, *tensor, 1);
   check_size(kOpUpdate, argument, *tensor, 0, batch);
-  if (!tensor->is_contiguous()) tensor = torch::stable::contiguous(*tensor);
+  tensor = dense(*tensor);
   return int32_data(kOpUpdate, argument, *tensor);
 }
 
@@ -260,7 +260,7 @@ Tensor causal_conv1d_update(Tensor x, Tensor conv_state, Tensor weight, std::opt
   const int32_t* state_index = batch_integers("conv_state_indices", conv_state_indices, batch);
   check_state_index(state_index, batch, conv_state.size(0));
 
-  Tensor out = x.dim() == 3 ? empty_result(x, layout_of(x)) : torch::stable::new_empty(x, {batch, channels});
+  Tensor out = x.dim() == 3 ? empty_result(x, layout_of(x)) : empty_dense(x, {batch, channels});
   if (x.numel() == 0) return out;
   const UpdateFilter filter(x, weight, bias);
   // A row of a small model is done before a second thread has woken up.

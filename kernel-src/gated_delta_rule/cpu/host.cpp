@@ -70,7 +70,7 @@ void check_inputs(Inputs& in) {
   if (in.packed()) check_boundaries(kOp, *in.cu_seqlens, "q", in.batch(), in.rows());
   if (in.initial_state.has_value()) {
     check_float32(kOp, "initial_state", *in.initial_state, in.state_shape());
-    in.initial_state = torch::stable::contiguous(*in.initial_state);
+    in.initial_state = dense(*in.initial_state);
   }
   for (Tensor* tensor : {&in.q, &in.k, &in.v}) *tensor = unit_last_stride(*tensor);
   if (in.g.dim() == 4) in.g = unit_last_stride(in.g);
@@ -120,7 +120,7 @@ std::vector<int64_t> states_shape(const Inputs& in) {
 // A new tensor of the shape, on huge pages where it is large; zeros unless kernels write all of it.
 Tensor new_tensor(const Tensor& like, const std::vector<int64_t>& shape, bool written) {
   if (!written) return torch::stable::new_zeros(like, shape);
-  Tensor tensor = torch::stable::new_empty(like, shape);
+  Tensor tensor = empty_dense(like, shape);
   prefer_huge_pages(tensor.data_ptr(), tensor.numel() * static_cast<int64_t>(tensor.element_size()));
   return tensor;
 }
@@ -142,15 +142,14 @@ Tensor new_states(const Inputs& in, const std::vector<Sequence>& sequences, cons
   return new_tensor(in.beta, shape, filled);
 }
 
-// Runs `kernel` on every task, with a workspace for each worker.
+// Runs `kernel` on every task, with a workspace for each worker. `like` is float32.
 void run(Params& params, const std::vector<Task>& tasks, const Tensor& like, Kernels::Floats floats,
          Kernels::Run kernel) {
   params.tasks = tasks.data();
   params.workspace_stride = (floats(params) + 15) / 16 * 16;
   const int64_t count = static_cast<int64_t>(tasks.size());
   const int64_t workers = std::max<int64_t>(1, std::min<int64_t>(num_threads(), count));
-  const Tensor workspace =
-      torch::stable::new_empty(like, {workers * params.workspace_stride}, ScalarType::Float);
+  const Tensor workspace = empty_dense(like, {workers * params.workspace_stride});
   params.workspace = data_of(workspace);
   struct Context {
     const Params& params;
@@ -231,7 +230,8 @@ Tensor recurrent_op(const Inputs& in, const Tensor& final_state) {
   params.final_state = data_of(final_state);
   params.sequences = sequences.data();
   const Kernels& kernels = current_kernels();
-  run(params, recurrent_tasks(params, sequences), in.beta, kernels.recurrent_workspace, kernels.recurrent);
+  run(params, recurrent_tasks(params, sequences, num_threads()), in.beta, kernels.recurrent_workspace,
+      kernels.recurrent);
   return out;
 }
 
@@ -263,7 +263,7 @@ std::tuple<Tensor, Tensor> gated_delta_rule_recurrent(Tensor q, Tensor k, Tensor
                                                       bool l2norm) {
   Inputs in{q, k, v, g, beta, initial_state, cu_seqlens, scale, l2norm};
   gated_delta_rule::check_inputs(in);
-  Tensor final_state = torch::stable::new_empty(beta, in.state_shape());
+  Tensor final_state = empty_dense(beta, in.state_shape());
   return {gated_delta_rule::recurrent_op(in, final_state), final_state};
 }
 

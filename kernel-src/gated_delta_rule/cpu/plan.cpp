@@ -79,12 +79,20 @@ std::vector<Task> backward_tasks(const Params& params, const std::vector<Sequenc
   return tasks;
 }
 
-std::vector<Task> recurrent_tasks(const Params& params, const std::vector<Sequence>& sequences) {
+std::vector<Task> recurrent_tasks(const Params& params, const std::vector<Sequence>& sequences, int threads) {
+  const int all = params.heads_k * params.group;
+  int64_t total = 0;
+  for (const Sequence& s : sequences) total += s.length * all;
+  // Heads in a row ask for one another's states; a few tasks a thread still even out.
+  const int64_t wanted = threads == 1 ? total + 1 : total / (threads * 4) + 1;
   std::vector<Task> tasks;
   for (size_t i = 0; i < sequences.size(); ++i) {
-    for (int head = 0; head < params.heads_k * params.group; ++head) {
-      const int r = head % params.group;
-      tasks.push_back({static_cast<int32_t>(i), head / params.group, r, r + 1, 0, 0, sequences[i].length});
+    const int64_t length = sequences[i].length;
+    const int heads =
+        static_cast<int>(std::max<int64_t>(1, std::min<int64_t>(all, wanted / std::max<int64_t>(1, length))));
+    for (int head = 0; head < all; head += heads) {
+      const int end = std::min(all, head + heads);
+      tasks.push_back({static_cast<int32_t>(i), 0, head, end, 0, 0, length * (end - head)});
     }
   }
   longest_first(tasks);

@@ -26,7 +26,7 @@ std::vector<Task> forward_tasks(const Params& params, const std::vector<Sequence
 // One task for each sequence and key head, longest first.
 std::vector<Task> backward_tasks(const Params& params, const std::vector<Sequence>& sequences);
 
-// One task for each sequence and value head, longest first.
-std::vector<Task> recurrent_tasks(const Params& params, const std::vector<Sequence>& sequences);
+// Runs of value heads of one sequence, longest first.
+std::vector<Task> recurrent_tasks(const Params& params, const std::vector<Sequence>& sequences, int threads);
 
 }  // namespace padfree::gated_delta_rule

@@ -1,11 +1,15 @@
-// The recurrence itself, token by token: decoding. One task owns one value head of one sequence and some of
-// its value columns, and reads and writes its part of the state twice a token, in blocks that stay in L1:
+// The recurrence itself, token by token: decoding. One task owns some value heads of one sequence, one after
+// the other. A token walks a head's state twice, row by row, in the order of memory:
 //
-//   first pass   S^T k, S^T q          second pass   S <- decay * S + k delta^T,    o = S^T q = ... + (k . q)
-//   delta
+//   first walk    read_k = S^T (decay k),  read_q = S^T (decay q)     delta = beta (v - read_k)
+//   second walk   S <- decay S + k delta^T                            o = read_q + (k . q) delta
 //
-// so that the output needs no third.
+// so that the output needs no third, and the second walk finds the state in L2. A step costs what fetching
+// the state costs: each walk asks for one half of the next head's, across the pages at which the hardware
+// stops.
 #pragma once
+
+#include <type_traits>
 
 #include "gated_delta_rule/cpu/gate.h"
 
@@ -15,7 +19,7 @@ namespace {
 struct RecurrentSpace {
   float *q, *k;  // one row each, ld
   float *q_decayed, *k_decayed, *decay;
-  float *v, *out;  // one row of values
+  float *v, *delta, *out;  // one row of values; delta and out begin as read_k and read_q
   int ld, width;
 };
 
@@ -26,7 +30,7 @@ inline RecurrentSpace recurrent_space(const Params& p, Arena& arena) {
   for (float** row : {&space.q, &space.k, &space.q_decayed, &space.k_decayed, &space.decay}) {
     *row = arena.take(space.ld);
   }
-  for (float** row : {&space.v, &space.out}) *row = arena.take(space.width);
+  for (float** row : {&space.v, &space.delta, &space.out}) *row = arena.take(space.width);
   return space;
 }
 
@@ -53,76 +57,117 @@ inline void load_token(const Params& p, const Sequence& s, int key_head, int hea
   }
 }
 
-// kVectors vectors of value columns of one token; in and out point at the state's first row (they may be one,
-// and `in` null stands for zeros). The last vector may reach past the state's end: `last` lanes of it count.
-template <int kVectors>
-[[gnu::noinline]] void step_columns(const RecurrentSpace& space, int head_dim, float beta, float kq,
-                                    const float* in, float* state, int ld, int last, const float* v,
-                                    float* out) {
-  constexpr int kLanes = Vec::kLanes;
-  Vec read_k[kVectors], read_q[kVectors], delta[kVectors];
-  const auto load_column = [&](const float* row, int c) {
-    return c + 1 < kVectors || last >= kLanes ? load(row + c * kLanes) : load_partial(row + c * kLanes, last);
-  };
+// step(c, lanes) for each vector of a row of values; `lanes` of it count.
+template <typename Step>
+inline void for_columns(int dim_v, Step&& step) {
+  int c = 0;
+  for (; c + Vec::kLanes <= dim_v; c += Vec::kLanes) step(c, Vec::kLanes);
+  if (c < dim_v) step(c, dim_v - c);
+}
+
+// Rows d to d + kRows of `state` into the sums of the first walk.
+template <int kRows>
+[[gnu::noinline, gnu::flatten]] void read_rows(const RecurrentSpace& space, int d, const float* state,
+                                               int dim_v) {
+  Vec k[kRows], q[kRows];
 #pragma GCC unroll 4
-  for (int c = 0; c < kVectors; ++c) read_k[c] = read_q[c] = zero();
+  for (int j = 0; j < kRows; ++j) k[j] = splat(space.k_decayed[d + j]), q[j] = splat(space.q_decayed[d + j]);
+  state += static_cast<int64_t>(d) * dim_v;
+  for_columns(dim_v, [&](int c, int lanes) {
+    Vec read_k = load(space.delta + c), read_q = load(space.out + c);
+#pragma GCC unroll 4
+    for (int j = 0; j < kRows; ++j) {
+      const Vec x = load_upto(state + j * dim_v + c, lanes);
+      read_k = fma(k[j], x, read_k);
+      read_q = fma(q[j], x, read_q);
+    }
+    store(space.delta + c, read_k);
+    store(space.out + c, read_q);
+  });
+}
+
+// Rows d to d + kRows of the state after the token, from those before it; the two may be one. A null `in`
+// stands for zeros.
+template <int kRows>
+[[gnu::noinline, gnu::flatten]] void write_rows(const RecurrentSpace& space, int d, const float* in,
+                                                float* state, int dim_v) {
+  Vec k[kRows], decay[kRows];
+#pragma GCC unroll 4
+  for (int j = 0; j < kRows; ++j) k[j] = splat(space.k[d + j]), decay[j] = splat(space.decay[d + j]);
+  const int64_t first = static_cast<int64_t>(d) * dim_v;
+  for_columns(dim_v, [&](int c, int lanes) {
+    const Vec delta = load(space.delta + c);
+#pragma GCC unroll 4
+    for (int j = 0; j < kRows; ++j) {
+      const int64_t at = first + j * dim_v + c;
+      const Vec old = in == nullptr ? zero() : load_upto(in + at, lanes);
+      store_upto(state + at, fma(k[j], delta, decay[j] * old), lanes);
+    }
+  });
+}
+
+// walk(count, d) for rows d to d + count() of a state, four at a time. Along the way it asks for half as many
+// floats from `ahead` on; null asks for nothing.
+template <typename Walk>
+inline void walk_rows(int dim, int dim_v, const float* ahead, Walk&& walk) {
+  constexpr int kRows = 4;
+  int d = 0;
+  for (; d + kRows <= dim; d += kRows) {
+    if (ahead != nullptr)
+      prefetch_row(ahead + d * dim_v / 2, kRows * dim_v / 2 * static_cast<int>(sizeof(float)));
+    walk(std::integral_constant<int, kRows>{}, d);
+  }
+  for (; d < dim; ++d) walk(std::integral_constant<int, 1>{}, d);
+}
+
+// One token of one head, out into `space`. `next`: the state that is needed after this one, or null.
+inline void step_head(const Params& p, const RecurrentSpace& space, float beta, const float* in, float* state,
+                      const float* next) {
+  const int dim = p.head_dim, dim_v = p.head_dim_v;
+  for (int c = 0; c < space.width; c += Vec::kLanes) {
+    store(space.delta + c, zero());
+    store(space.out + c, zero());
+  }
   if (in != nullptr) {
-    for (int d = 0; d < head_dim; ++d) {
-      const Vec k = splat(space.k_decayed[d]), q = splat(space.q_decayed[d]);
-#pragma GCC unroll 4
-      for (int c = 0; c < kVectors; ++c) {
-        const Vec x = load_column(in + static_cast<int64_t>(d) * ld, c);
-        read_k[c] = fma(k, x, read_k[c]);
-        read_q[c] = fma(q, x, read_q[c]);
-      }
-    }
+    walk_rows(dim, dim_v, next, [&](auto rows, int d) { read_rows<rows()>(space, d, in, dim_v); });
   }
-#pragma GCC unroll 4
-  for (int c = 0; c < kVectors; ++c) {
-    delta[c] = splat(beta) * (load(v + c * kLanes) - read_k[c]);
-    store(out + c * kLanes, fma(splat(kq), delta[c], read_q[c]));
+  const Vec factor = splat(beta), kq = splat(dot(space.k, space.q, space.ld));
+  for (int c = 0; c < space.width; c += Vec::kLanes) {
+    const Vec delta = factor * (load(space.v + c) - load(space.delta + c));
+    store(space.delta + c, delta);
+    store(space.out + c, fma(kq, delta, load(space.out + c)));
   }
-  for (int d = 0; d < head_dim; ++d) {
-    const Vec k = splat(space.k[d]), decay = splat(space.decay[d]);
-    const int64_t row = static_cast<int64_t>(d) * ld;
-#pragma GCC unroll 4
-    for (int c = 0; c < kVectors; ++c) {
-      const Vec old = in == nullptr ? zero() : load_column(in + row, c);
-      store_upto(state + row + c * kLanes, fma(k, delta[c], decay * old), c + 1 < kVectors ? kLanes : last);
-    }
-  }
+  const float* rest = next == nullptr ? nullptr : next + dim * dim_v / 2;
+  walk_rows(dim, dim_v, rest, [&](auto rows, int d) { write_rows<rows()>(space, d, in, state, dim_v); });
+}
+
+// A sequence without tokens keeps its state.
+inline void copy_state(const Params& p, const float* in, float* state) {
+  const int64_t bytes = sizeof(float) * p.head_dim * p.head_dim_v;
+  if (in == nullptr)
+    __builtin_memset(state, 0, bytes);
+  else if (in != state)
+    __builtin_memcpy(state, in, bytes);
 }
 
 void recurrent(const Params& p, const Task& task, float* workspace) {
-  constexpr int kBlock = 4;  // vectors of columns a pass: with their accumulators they fill the registers
   Arena arena{workspace};
   RecurrentSpace space = recurrent_space(p, arena);
   const Sequence& s = p.sequences[task.sequence];
-  const int head = task.key_head * p.group + task.head_begin;
-  const int64_t state_at = (s.index * p.heads_k * p.group + head) * p.head_dim * p.head_dim_v;
-  const float* in = p.initial_state == nullptr ? nullptr : p.initial_state + state_at;
-  float* state = p.final_state + state_at;
-  if (s.length == 0 && in != state) {
-    const int64_t bytes = sizeof(float) * p.head_dim * p.head_dim_v;
-    if (in != nullptr)
-      __builtin_memcpy(state, in, bytes);
-    else
-      __builtin_memset(state, 0, bytes);
-  }
-  for (int64_t row = 0; row < s.length; ++row) {
-    load_token(p, s, task.key_head, head, row, space);
-    load_rows(p, p.v, s, head, row, 1, p.head_dim_v, space.v, space.width);
-    const float beta = *element(p.beta, s, head, row), kq = dot(space.k, space.q, space.ld);
-    for (int c = 0; c < p.head_dim_v; c += kBlock * Vec::kLanes) {
-      const int left = p.head_dim_v - c, vectors = min_int(kBlock, ceil_div(left, Vec::kLanes));
-      const int last = left - (vectors - 1) * Vec::kLanes;
-      with_one_of<1, 2, 3, 4>(vectors, [&](auto count) {
-        step_columns<count()>(space, p.head_dim, beta, kq, in == nullptr ? nullptr : in + c, state + c,
-                              p.head_dim_v, last, space.v + c, space.out + c);
-      });
+  const int64_t size = static_cast<int64_t>(p.head_dim) * p.head_dim_v;
+  const int64_t first = s.index * p.heads_k * p.group;
+  for (int head = task.head_begin; head < task.head_end; ++head) {
+    const float* in = p.initial_state == nullptr ? nullptr : p.initial_state + (first + head) * size;
+    const float* next = in == nullptr || head + 1 == task.head_end ? nullptr : in + size;
+    float* state = p.final_state + (first + head) * size;
+    if (s.length == 0) copy_state(p, in, state);
+    for (int64_t row = 0; row < s.length; ++row) {
+      load_token(p, s, head / p.group, head, row, space);
+      load_rows(p, p.v, s, head, row, 1, p.head_dim_v, space.v, space.width);
+      step_head(p, space, *element(p.beta, s, head, row), in, state, row + 1 == s.length ? next : nullptr);
+      store_rows(p, p.out, s, head, row, 1, p.head_dim_v, space.out, space.width);
+      in = state;
     }
-    store_rows(p, p.out, s, head, row, 1, p.head_dim_v, space.out, space.width);
-    in = state;
   }
 }
 

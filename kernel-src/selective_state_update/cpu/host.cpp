@@ -32,9 +32,12 @@ const Kernels& kernels() {
   return kernels_in_use<generic::kKernels, avx2::kKernels, avx512::kKernels>();
 }
 
-Tensor float32(const char* name, const Tensor& tensor, const std::vector<int64_t>& shape) {
-  check_float32(kOp, name, tensor, shape);
-  return tensor;
+// B or C as the kernels read it: dense, and float32, which they are not in a 16-bit model. A few hundred
+// numbers.
+Tensor projection_of(const char* name, Tensor tensor, const std::vector<int64_t>& shape) {
+  check_shape(kOp, name, tensor, shape);
+  if (dtype_of(kOp, name, tensor) != DType::kFloat32) tensor = torch::stable::to(tensor, ScalarType::Float);
+  return dense(tensor);
 }
 
 // A (batch, heads, channels) tensor, or without the batch; one without heads is one head.
@@ -101,7 +104,8 @@ Tensor update_selective_state(Tensor state, Tensor x, Tensor dt, Tensor A, Tenso
         ": state must have stride 1 in its last dimension, got ", state.stride(x.dim()));
   check_shape(kOp, "dt", dt, shape);
   if (z.has_value()) check_shape(kOp, "z", *z, shape);
-  const int64_t A_stride = float32("A", A, A_shape).stride(x.dim() - 1);
+  check_float32(kOp, "A", A, A_shape);
+  const int64_t A_stride = A.stride(x.dim() - 1);
   if (states > 1 && A_stride != 0 && A_stride != 1) A = torch::stable::contiguous(A);
   check_dim(kOp, "B", B, x.dim());
   p.groups = heads ? B.size(1) : 1;
@@ -110,24 +114,25 @@ Tensor update_selective_state(Tensor state, Tensor x, Tensor dt, Tensor A, Tenso
         "), got ", p.groups);
   std::vector<int64_t> projection = {shape[0], states};
   if (heads) projection = {shape[0], p.groups, states};
-  B = torch::stable::contiguous(float32("B", B, projection));
-  C = torch::stable::contiguous(float32("C", C, projection));
+  B = projection_of("B", B, projection);
+  C = projection_of("C", C, projection);
+  if (D.has_value()) check_shape(kOp, "D", *D, per_channel);
+  if (dt_bias.has_value()) check_shape(kOp, "dt_bias", *dt_bias, per_channel);
 
   p.batch = shape[0];
   p.head_dim = shape.back();
   p.states = states;
   p.softplus = dt_softplus;
   p.state_rows = state_rows(state_batch_indices, p.batch, rows);
-  Tensor out = torch::stable::new_empty(x, shape);
-  if (p.batch * p.heads * p.head_dim == 0) return out;
+  Tensor out = empty_dense(x, shape);
   p.state = view_of("state", state, true, heads);
   p.x = view_of("x", x, true, heads);
   p.dt = view_of("dt", dt, true, heads);
   p.out = view_of("out", out, true, heads);
   if (z.has_value()) p.z = view_of("z", *z, true, heads);
-  if (dt_bias.has_value())
-    p.dt_bias = view_of("dt_bias", float32("dt_bias", *dt_bias, per_channel), false, heads);
-  if (D.has_value()) p.D = view_of("D", float32("D", *D, per_channel), false, heads);
+  if (dt_bias.has_value()) p.dt_bias = view_of("dt_bias", *dt_bias, false, heads);
+  if (D.has_value()) p.D = view_of("D", *D, false, heads);
+  if (p.batch * p.heads * p.head_dim == 0) return out;
   p.A = view_of("A", A, false, heads);
   p.A_state_stride = states > 1 ? std::min<int64_t>(A.stride(x.dim() - 1), 1) : 1;
   p.one_decay_a_head = heads && p.A_state_stride == 0 && p.A.channel_stride == 0 &&

@@ -95,24 +95,38 @@ inline float step_channel(T* state, int64_t states, float w, const float* B, con
   return sum(y[0] + y[1]);
 }
 
+// How many bytes in front of the channel at hand states are asked for: whole channels, and past the end of
+// the page at which the hardware stops.
+inline int64_t bytes_ahead(int64_t channel_bytes) {
+  constexpr int64_t kLeast = 8192;
+  return channel_bytes <= 0 ? 0 : (kLeast + channel_bytes - 1) / channel_bytes * channel_bytes;
+}
+inline void ask_for(const void* states, int64_t ahead, int64_t bytes) {
+  for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(static_cast<const char*>(states) + ahead + b);
+}
+
 // Moves on the states, held as T, of a piece's channels.
 template <typename T>
 [[gnu::flatten]] void move_piece(const Params& p, int64_t batch, int64_t row, int64_t head, int64_t begin,
                                  int64_t count, Channels& piece) {
   const int64_t projection = (batch * p.groups + head / (p.heads / p.groups)) * p.states;
   const float *B = p.B + projection, *C = p.C + projection;
+  const int64_t stride = p.state.channel_stride;
   T* state = static_cast<T*>(p.state.data) + row * p.state.batch_stride + head * p.state.head_stride +
-             begin * p.state.channel_stride;
+             begin * stride;
+  const int64_t bytes = p.states * sizeof(T), ahead = bytes_ahead(stride * static_cast<int64_t>(sizeof(T)));
   const float* A = floats_at(p.A, 0, head, begin);
   if (p.one_decay_a_head) {
     const Vec decay = exp(splat(piece.dt[0]) * splat(*A));
-    for (int64_t c = 0; c < count; ++c, state += p.state.channel_stride) {
+    for (int64_t c = 0; c < count; ++c, state += stride) {
+      ask_for(state, ahead, bytes);
       piece.out[c] =
           step_channel(state, p.states, piece.dt[c] * piece.x[c], B, C, [&](int64_t, int) { return decay; });
     }
     return;
   }
-  for (int64_t c = 0; c < count; ++c, state += p.state.channel_stride, A += p.A.channel_stride) {
+  for (int64_t c = 0; c < count; ++c, state += stride, A += p.A.channel_stride) {
+    ask_for(state, ahead, bytes);
     const Vec dt = splat(piece.dt[c]);
     const float* rate = A;
     piece.out[c] = step_channel(state, p.states, piece.dt[c] * piece.x[c], B, C, [&](int64_t n, int left) {
