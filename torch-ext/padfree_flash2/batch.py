@@ -1,4 +1,4 @@
-"""What a wired model was called with, as far as sample boundaries go."""
+"""What a wired model was called with, as far as sample boundaries and states go."""
 
 from collections.abc import Mapping
 from functools import cached_property
@@ -12,7 +12,7 @@ _SEEN = ("position_ids", "attention_mask", "seq_idx", *ATTENTION_KEYWORDS)
 
 
 class Batch:
-    """What a model was called with, as far as sample boundaries go; looks at tensor values only when asked."""
+    """What a model was called with, as far as boundaries and states go; looks at tensor values only when asked."""
 
     def __init__(self, arguments: Mapping, cached: bool = False):
         self.cached = cached
@@ -20,6 +20,7 @@ class Batch:
         self.tokens = arguments.get("inputs_embeds") if tokens is None else tokens
         self.size = None if self.tokens is None else tuple(self.tokens.shape[:2])
         self.arguments = {name: arguments[name] for name in _SEEN if arguments.get(name) is not None}
+        self.cache = arguments.get("past_key_values")
 
     def has(self, *names: str) -> bool:
         return all(name in self.arguments for name in names)
@@ -27,6 +28,13 @@ class Batch:
     def boundaries(self) -> tuple[Optional[torch.Tensor], Optional[torch.Tensor]]:
         """``seq_idx`` and ``cu_seq_lens_q``."""
         return self.arguments.get("seq_idx"), self.arguments.get("cu_seq_lens_q")
+
+    @cached_property
+    def states(self) -> dict[int, torch.Tensor]:
+        """The recurrent states in the cache, by identity, as they are at the first look."""
+        layers = getattr(self.cache, "layers", ())
+        states = (state for layer in layers for state in getattr(layer, "recurrent_states", {}).values())
+        return {id(state): state for state in states if state is not None}
 
     @cached_property
     def mask(self) -> Optional[torch.Tensor]:

@@ -154,6 +154,12 @@ def without_mask() -> bool:
     return bool(stack) and stack[-1][1] is not None and not stack[-1][1].has("attention_mask")
 
 
+def is_cached(state: torch.Tensor) -> bool:
+    """Whether ``state`` is a recurrent state in the cache of the model that is being computed."""
+    stack = _stack()
+    return bool(stack) and stack[-1][1] is not None and id(state) in stack[-1][1].states
+
+
 def _require_all_tokens(layer: str, cu_seqlens: torch.Tensor, tokens: int) -> None:
     if not torch.compiler.is_compiling() and int(cu_seqlens[-1]) != tokens:
         raise ValueError(

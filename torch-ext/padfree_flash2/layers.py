@@ -16,6 +16,7 @@ from .causal_conv1d import causal_conv1d_fn as _fn
 from .causal_conv1d import causal_conv1d_update as _update
 from .gated_delta_rule import chunk_gated_delta_rule as _chunk
 from .gated_delta_rule import chunk_kda as _chunk_kda
+from .gated_delta_rule import decoding_step as _step
 from .gated_delta_rule import fused_recurrent_gated_delta_rule as _recurrent
 from .gated_delta_rule import fused_recurrent_kda as _recurrent_kda
 from .selective_scan import mamba_inner_fn as _inner
@@ -89,8 +90,7 @@ class causal_conv1d_update(nn.Module):
         Raises:
             ValueError: what ``causal_conv1d_update`` refuses.
         """
-        inputs = (hidden_states, weight) if bias is None else (hidden_states, weight, bias)
-        if torch.is_grad_enabled() and any(each.requires_grad for each in inputs):
+        if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (hidden_states, weight, bias)):
             states = torch.cat([conv_state, hidden_states], dim=-1)  # the step's own kernel has no backward
             conv_state.copy_(states[:, :, -conv_state.shape[2] :].detach())
             return _fn(states, weight, bias, activation=activation)[:, :, -hidden_states.shape[2] :]
@@ -249,8 +249,12 @@ class fused_recurrent_gated_delta_rule(nn.Module):
         use_qk_l2norm_in_kernel: bool = False,
         **kwargs,
     ):
-        """See ``fused_recurrent_gated_delta_rule`` of this bundle; otherwise as `chunk_gated_delta_rule`."""
-        return _delta(
+        """See ``fused_recurrent_gated_delta_rule`` of this bundle; otherwise as `chunk_gated_delta_rule`.
+
+        In the forward of a wired model, and without autograd, a state out of the model's own cache is moved on in place
+        and returned: the model copies what comes back over it.
+        """
+        return _delta_step(
             _recurrent, query, key, value, g, beta, initial_state, output_final_state, use_qk_l2norm_in_kernel, kwargs
         )
 
@@ -306,8 +310,8 @@ class fused_recurrent_kda(nn.Module):
         use_qk_l2norm_in_kernel: bool = False,
         **kwargs,
     ):
-        """See ``fused_recurrent_kda`` of this bundle; otherwise as `chunk_kda`."""
-        return _delta(
+        """See ``fused_recurrent_kda`` of this bundle; otherwise as `fused_recurrent_gated_delta_rule`."""
+        return _delta_step(
             _recurrent_kda,
             query,
             key,
@@ -472,10 +476,29 @@ class selective_state_update(nn.Module):
         return _state_update(state, hidden_states, dt, A, B, C, D, z, dt_bias, dt_softplus)
 
 
-def _delta(kernel, query, key, value, g, beta, initial_state, output_final_state, use_qk_l2norm_in_kernel, kwargs):
+def _delta_ends(kernel, query, kwargs) -> Optional[torch.Tensor]:
     given = kwargs.get("cu_seqlens")  # most models rename the collator's keyword, Kimi Linear passes it on
     given = kwargs.get("cu_seq_lens_q") if given is None else given
-    ends = boundaries.sequence_ends(kernel.__name__, tuple(query.shape[:2]), given, kwargs.get("seq_idx"))
+    return boundaries.sequence_ends(kernel.__name__, tuple(query.shape[:2]), given, kwargs.get("seq_idx"))
+
+
+def _delta_step(kernel, query, key, value, g, beta, initial_state, output_final_state, use_qk_l2norm_in_kernel, kwargs):
+    """`_delta` of the recurrent forms: what a decoding model asks for goes to the op at once, all else the long way."""
+    plain = initial_state is not None and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    if plain and _delta_ends(kernel, query, kwargs) is None:
+        inplace = output_final_state and boundaries.is_cached(initial_state)
+        try:
+            out, state = _step(query, key, value, g, beta, initial_state, use_qk_l2norm_in_kernel, inplace)
+            return out, state if output_final_state else None
+        except (RuntimeError, TypeError):
+            pass  # it checks before it writes; the long way finds the words, or what the op takes instead
+    return _delta(
+        kernel, query, key, value, g, beta, initial_state, output_final_state, use_qk_l2norm_in_kernel, kwargs
+    )
+
+
+def _delta(kernel, query, key, value, g, beta, initial_state, output_final_state, use_qk_l2norm_in_kernel, kwargs):
+    ends = _delta_ends(kernel, query, kwargs)
     tensors = (query, key, value, g, beta)
     if ends is not None:  # several rows, one after the other
         tensors = tuple(tensor.flatten(0, 1)[None] for tensor in tensors)
