@@ -105,37 +105,39 @@ def scan(dtype, backward=False):
     return build
 
 
-def update(dtype, family):
-    """One decoding step of one sequence: Mamba 2 with 64 heads, or Mamba 1."""
+def update(dtype, family, layers=1):
+    """One token of decoding through so many layers, each with its own state: Mamba 2 with 64 heads, or Mamba 1, whose
+    models pass a gate as well. Parameters are float32, or with the model 16 bit (A is computed in float32)."""
 
     def build(kernel):
         torch.manual_seed(0)
         if family == "mamba2":
             channels, states = (HEADS, HEAD_DIM), HEAD_STATES
             step, A = torch.randn(1, HEADS, 1), -torch.rand(HEADS)[:, None, None].expand(-1, HEAD_DIM, states)
-            dt, bias = step.to(dtype).expand(-1, -1, HEAD_DIM), torch.randn(HEADS)[:, None].expand(-1, HEAD_DIM)
+            dt, bias = (
+                step.to(dtype).expand(-1, -1, HEAD_DIM),
+                torch.randn(HEADS).to(dtype)[:, None].expand(-1, HEAD_DIM),
+            )
             B, C = (torch.randn(1, 1, states).to(dtype) for _ in range(2))
-            D = torch.randn(HEADS)[:, None].expand(-1, HEAD_DIM)
+            D, z = torch.randn(HEADS).to(dtype)[:, None].expand(-1, HEAD_DIM), None
         else:
             channels, states = (CHANNELS,), STATES
             dt, A = torch.randn(1, *channels).to(dtype), -torch.rand(*channels, states)
-            bias, D = torch.randn(*channels), torch.randn(*channels)
+            bias, D = torch.randn(*channels), torch.randn(*channels).to(dtype)  # the mixer widens the bias itself
             B, C = (torch.randn(1, states).to(dtype) for _ in range(2))
+            z = torch.randn(1, *channels).to(dtype)
         x = torch.randn(1, *channels).to(dtype)
-        theirs = fallbacks(family)[1]
-        mine, other = (torch.zeros(1, *channels, states) for _ in range(2))
-        count = mine.numel()
+        ours, theirs = kernel.layers.selective_state_update(), fallbacks(family)[1]
+        mine, other = ([torch.zeros(1, *channels, states) for _ in range(layers)] for _ in range(2))
+
+        def token(function, states):
+            return [function(s, x, dt, A, B, C, D, z=z, dt_bias=bias, dt_softplus=True) for s in states]
+
         return {
-            "candidate": torch.no_grad()(
-                lambda: kernel.selective_state_update(mine, x, dt, A, B, C, D, dt_bias=bias, dt_softplus=True)
-            ),
-            "baselines": {
-                "transformers": torch.no_grad()(
-                    lambda: theirs(other, x, dt, A, B, C, D, dt_bias=bias, dt_softplus=True)
-                )
-            },
-            "flops": count * STEP,
-            "bytes": 8 * count,
+            "candidate": torch.no_grad()(lambda: token(ours, mine)),
+            "baselines": {"transformers": torch.no_grad()(lambda: token(theirs, other))},
+            "flops": layers * mine[0].numel() * STEP,
+            "bytes": layers * 8 * mine[0].numel(),
         }
 
     return build
@@ -147,13 +149,16 @@ CASES = {
     "scan fwd+bwd fp32": scan(torch.float32, backward=True),
     "update fp32, Mamba 2": update(torch.float32, "mamba2"),
     "update bf16, Mamba 2": update(torch.bfloat16, "mamba2"),
+    "update 24 layers fp32, Mamba 2": update(torch.float32, "mamba2", layers=24),
     "update fp32, Mamba 1": update(torch.float32, "mamba1"),
+    "update 24 layers fp32, Mamba 1": update(torch.float32, "mamba1", layers=24),
 }
 
 GOALS = (
     {"work": "selective scan forward fp32, L 2048", "cases": "scan fwd fp32", "floor": 60, "goal": 200},
     {"work": "selective scan forward + backward, L 512", "cases": "scan fwd+bwd fp32", "floor": 1000, "goal": 4000},
-    {"work": "Mamba 2 state update", "cases": "update fp32, Mamba 2", "floor": 10, "goal": 17},
+    {"work": "Mamba 2 state update, by itself", "cases": "update fp32, Mamba 2", "floor": 10, "goal": 17},
+    {"work": "Mamba 2 state update, 24 layers", "cases": "update 24 layers fp32, Mamba 2", "floor": 10, "goal": 17},
 )
 
 
