@@ -226,8 +226,9 @@ class chunk_gated_delta_rule(nn.Module):
         Raises:
             ValueError: the batch is packed and no boundaries arrived; or what ``chunk_gated_delta_rule`` refuses.
         """
+        ends = _delta_ends(_chunk, query, kwargs)
         return _delta(
-            _chunk, query, key, value, g, beta, initial_state, output_final_state, use_qk_l2norm_in_kernel, kwargs
+            _chunk, query, key, value, g, beta, initial_state, output_final_state, use_qk_l2norm_in_kernel, ends
         )
 
 
@@ -283,8 +284,9 @@ class chunk_kda(nn.Module):
         **kwargs,
     ):
         """See ``chunk_kda`` of this bundle; ``g`` is ``(B, T, HV, K)``, otherwise as `chunk_gated_delta_rule`."""
+        ends = _delta_ends(_chunk_kda, query, kwargs)
         return _delta(
-            _chunk_kda, query, key, value, g, beta, initial_state, output_final_state, use_qk_l2norm_in_kernel, kwargs
+            _chunk_kda, query, key, value, g, beta, initial_state, output_final_state, use_qk_l2norm_in_kernel, ends
         )
 
 
@@ -484,21 +486,19 @@ def _delta_ends(kernel, query, kwargs) -> Optional[torch.Tensor]:
 
 def _delta_step(kernel, query, key, value, g, beta, initial_state, output_final_state, use_qk_l2norm_in_kernel, kwargs):
     """`_delta` of the recurrent forms: what a decoding model asks for goes to the op at once, all else the long way."""
-    plain = initial_state is not None and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
-    if plain and _delta_ends(kernel, query, kwargs) is None:
+    ends = _delta_ends(kernel, query, kwargs)
+    plain = ends is None and initial_state is not None and not torch.is_grad_enabled()
+    if plain and not torch.compiler.is_compiling():
         inplace = output_final_state and boundaries.is_cached(initial_state)
         try:
             out, state = _step(query, key, value, g, beta, initial_state, use_qk_l2norm_in_kernel, inplace)
             return out, state if output_final_state else None
         except (RuntimeError, TypeError):
             pass  # it checks before it writes; the long way finds the words, or what the op takes instead
-    return _delta(
-        kernel, query, key, value, g, beta, initial_state, output_final_state, use_qk_l2norm_in_kernel, kwargs
-    )
+    return _delta(kernel, query, key, value, g, beta, initial_state, output_final_state, use_qk_l2norm_in_kernel, ends)
 
 
-def _delta(kernel, query, key, value, g, beta, initial_state, output_final_state, use_qk_l2norm_in_kernel, kwargs):
-    ends = _delta_ends(kernel, query, kwargs)
+def _delta(kernel, query, key, value, g, beta, initial_state, output_final_state, use_qk_l2norm_in_kernel, ends):
     tensors = (query, key, value, g, beta)
     if ends is not None:  # several rows, one after the other
         tensors = tuple(tensor.flatten(0, 1)[None] for tensor in tensors)

@@ -48,9 +48,7 @@ void run(Params& params, const std::vector<Task>& tasks, void (*kernel)(const Pa
 
 // A tensor that a kernel fills.
 Tensor new_result(const Tensor& like, const std::vector<int64_t>& shape) {
-  Tensor result = torch::stable::new_empty(like, shape);
-  prefer_huge_pages(result.data_ptr(), result.numel() * static_cast<int64_t>(result.element_size()));
-  return result;
+  return on_huge_pages(torch::stable::new_empty(like, shape));
 }
 
 // Workspace for as many workers as there can be.

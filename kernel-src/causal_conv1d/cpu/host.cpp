@@ -46,9 +46,7 @@ Blocking blocking(Layout layout, int64_t channels, int64_t seqlen, bool backward
 
 // A dense (B, D, L) tensor in the given layout, on huge pages where it is large.
 Tensor empty_result(const Tensor& x, Layout layout) {
-  Tensor dense = empty_like(x, layout);
-  prefer_huge_pages(dense.data_ptr(), dense.numel() * static_cast<int64_t>(dense.element_size()));
-  return dense;
+  return on_huge_pages(empty_like(x, layout));
 }
 
 // fit, and fast where x lies the other way: torch copies that element by element.

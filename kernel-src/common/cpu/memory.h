@@ -10,4 +10,11 @@ namespace padfree {
 // them. Only advice: small buffers, and systems that do not listen, are left as they are.
 void prefer_huge_pages(void* data, int64_t bytes);
 
+// The tensor, which is new, with that advice given for its data.
+template <typename Tensor>
+Tensor on_huge_pages(Tensor fresh) {
+  prefer_huge_pages(fresh.data_ptr(), fresh.numel() * static_cast<int64_t>(fresh.element_size()));
+  return fresh;
+}
+
 }  // namespace padfree

@@ -86,5 +86,12 @@ inline Vec tanh(Vec x) {
   return select(less(magnitude, splat(0.625f)), small, signed_large);
 }
 
+// a . b of n floats, whole vectors, added lane by lane.
+inline float dot(const float* a, const float* b, int n) {
+  Vec total = zero();
+  for (int d = 0; d < n; d += Vec::kLanes) total = fma(load(a + d), load(b + d), total);
+  return sum(total);
+}
+
 }  // namespace
 }  // namespace padfree

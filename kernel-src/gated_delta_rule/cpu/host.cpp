@@ -119,10 +119,7 @@ std::vector<int64_t> states_shape(const Inputs& in) {
 
 // A new tensor of the shape, on huge pages where it is large; zeros unless kernels write all of it.
 Tensor new_tensor(const Tensor& like, const std::vector<int64_t>& shape, bool written) {
-  if (!written) return torch::stable::new_zeros(like, shape);
-  Tensor tensor = empty_dense(like, shape);
-  prefer_huge_pages(tensor.data_ptr(), tensor.numel() * static_cast<int64_t>(tensor.element_size()));
-  return tensor;
+  return written ? on_huge_pages(empty_dense(like, shape)) : torch::stable::new_zeros(like, shape);
 }
 
 // A new tensor shaped like the rows of the call; rows past the last sequence hold 0.

@@ -12,12 +12,6 @@ static_assert(kChunk <= kMostRows);
 // Added to the squared norm, as flash-linear-attention and transformers do.
 constexpr float kNormEpsilon = 1e-6f;
 
-inline float dot(const float* a, const float* b, int n) {
-  Vec total = zero();
-  for (int d = 0; d < n; d += Vec::kLanes) total = fma(load(a + d), load(b + d), total);
-  return sum(total);
-}
-
 inline void scale_row(float* row, float factor, int n) {
   for (int d = 0; d < n; d += Vec::kLanes) store(row + d, splat(factor) * load(row + d));
 }

@@ -147,8 +147,8 @@ Tensor new_rows(const Tensor& like, const Plan& plan) {
   const bool channel_last = like.stride(1) == 1 && like.stride(2) != 1;
   std::vector<int64_t> shape = {like.size(0), like.size(1), like.size(2)};
   if (channel_last) std::swap(shape[1], shape[2]);
-  Tensor rows = plan.padding ? torch::stable::new_zeros(like, shape) : torch::stable::new_empty(like, shape);
-  prefer_huge_pages(rows.data_ptr(), rows.numel() * static_cast<int64_t>(rows.element_size()));
+  const Tensor rows = on_huge_pages(plan.padding ? torch::stable::new_zeros(like, shape)
+                                                 : torch::stable::new_empty(like, shape));
   return channel_last ? torch::stable::transpose(rows, 1, 2) : rows;
 }
 

@@ -86,12 +86,6 @@ inline void pull_gate(const Params& p, const Sequence& s, int head, int64_t begi
   store_rows(p, p.dz, s, head, begin, n, p.head_dim, space.scratch, width);
 }
 
-inline float dot(const float* a, const float* b, int n) {
-  Vec total = zero();
-  for (int d = 0; d < n; d += Vec::kLanes) total = fma(load(a + d), load(b + d), total);
-  return sum(total);
-}
-
 // <a, b> of two states
 inline float dot_states(const Params& p, Panels a, Panels b, int panels) {
   float total = 0.0f;

@@ -150,10 +150,7 @@ std::vector<Sequence> sequences_of(const Inputs& in, bool final_states) {
 
 // A new tensor; of zeros unless kernels write all of it.
 Tensor new_tensor(const Tensor& like, const std::vector<int64_t>& shape, bool written) {
-  if (!written) return torch::stable::new_zeros(like, shape);
-  Tensor tensor = torch::stable::new_empty(like, shape);
-  prefer_huge_pages(tensor.data_ptr(), tensor.numel() * static_cast<int64_t>(tensor.element_size()));
-  return tensor;
+  return written ? on_huge_pages(empty_dense(like, shape)) : torch::stable::new_zeros(like, shape);
 }
 
 // Whether every row belongs to a sequence; rows that do not hold 0 in whatever has rows.
