@@ -1,5 +1,7 @@
 """Inputs that find faults: sizes around every width, storage full of NaN around a view, and awkward layouts."""
 
+import contextlib
+
 import torch
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -7,6 +9,22 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 # Below, at and past a vector (8, 16), the register tiles (6 x 16, 12 x 32), and the blocks (64, 96, 128, 256) that
 # kernels work in.
 LENGTHS = [1, 5, 6, 7, 8, 9, 11, 12, 13, 15, 16, 17, 31, 32, 33, 63, 64, 65, 95, 96, 97, 127, 128, 129, 255, 256, 257]
+
+
+@contextlib.contextmanager
+def on_threads(count):
+    """So many threads for torch and the kernels."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def channel_last(x):
+    """(B, D, L) with the channels next to one another."""
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def dtype_id(dtype):

@@ -14,6 +14,7 @@ from pathlib import Path
 import claims_run
 import pytest
 import torch
+from cases import on_threads
 
 REPO_ID = "padfree/padfree-flash2"
 VARIANT = os.environ.get("PADFREE_VARIANT")
@@ -144,16 +145,12 @@ def device_values():
 @pytest.fixture(params=[1, 2], ids=["1thread", "2threads"])
 def threads(request):
     """Runs the test with one and with two threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
+    with on_threads(request.param):
+        yield request.param
 
 
 @pytest.fixture
 def one_thread():
     """For many calls far smaller than what it costs to wake a second thread on a machine that has other work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with on_threads(1):
+        yield

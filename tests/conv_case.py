@@ -10,11 +10,7 @@ def channel_first(x):
     return x.contiguous()
 
 
-def channel_last(x):
-    return x.transpose(1, 2).contiguous().transpose(1, 2)
-
-
-LAYOUTS = {"channel_first": channel_first, "channel_last": channel_last}
+LAYOUTS = {"channel_first": channel_first, "channel_last": cases.channel_last}
 
 
 def seq_idx_of(*rows):

@@ -2,7 +2,7 @@
 
 import reference
 import torch
-from cases import cu_seqlens, randn
+from cases import cu_seqlens, on_threads, randn
 from tolerance import assert_close
 
 GATES = ["head", "channel"]
@@ -64,11 +64,8 @@ def call(
 
 def oracle(case, **options):
     """Everything ``call`` must return, and the allowances."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # thousands of small operations: waking a second thread costs more than it does
-    wanted = reference.gated_delta_rule(**{"l2norm": True, **case, **options})
-    torch.set_num_threads(threads)
-    return wanted
+    with on_threads(1):  # thousands of small operations: waking a second thread costs more than it does
+        return reference.gated_delta_rule(**{"l2norm": True, **case, **options})
 
 
 def check(padfree, case, oracle_case=None, unrolled=False, **options):

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import reference
 import torch
-from cases import randn
+from cases import on_threads, randn
 from tolerance import assert_close
 
 GRADIENTS = ("u", "delta", "A", "B", "C", "D", "z", "delta_bias", "initial_states")
@@ -59,11 +59,8 @@ def call(padfree, dout=None, dlast_state=None, **case):
 
 def oracle(case):
     """Everything ``call`` must return, and the allowances; ``count`` as in `reference.selective_scan`."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # thousands of small operations: waking a second thread costs more than it does
-    wanted = reference.selective_scan(**case)
-    torch.set_num_threads(threads)
-    return wanted
+    with on_threads(1):  # thousands of small operations: waking a second thread costs more than it does
+        return reference.selective_scan(**case)
 
 
 def check(padfree, case, **options):

@@ -1,7 +1,7 @@
 """One call of the state-space scan, dense or packed, with its gradients; and its comparison with the oracle."""
 
 import torch
-from cases import cu_seqlens, randn
+from cases import cu_seqlens, on_threads, randn
 from state_space_reference import state_space
 from tolerance import assert_close
 
@@ -65,11 +65,8 @@ def call(padfree, dout=None, dfinal_states=None, chunk_size=64, **arguments):
 
 def oracle(case):
     """Everything ``call`` must return, and the allowances."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # thousands of small operations: waking a second thread costs more than it does
-    wanted = state_space(**case)
-    torch.set_num_threads(threads)
-    return wanted
+    with on_threads(1):  # thousands of small operations: waking a second thread costs more than it does
+        return state_space(**case)
 
 
 def check(padfree, case, oracle_case=None):

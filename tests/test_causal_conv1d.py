@@ -4,7 +4,8 @@ import cases
 import pytest
 import reference
 import torch
-from conv_case import LAYOUTS, channel_first, channel_last, check, inputs, numbered, run, seq_idx_of
+from cases import channel_last
+from conv_case import LAYOUTS, channel_first, check, inputs, numbered, run, seq_idx_of
 from tolerance import assert_close, assert_same_bits
 
 FP32, BF16 = torch.float32, torch.bfloat16

@@ -6,7 +6,7 @@
 import pytest
 import torch
 import update_case
-from cases import DTYPES, LAYOUTS, randn
+from cases import DTYPES, LAYOUTS, channel_last, randn
 from scan_case import call, check, forward_only, inputs, only
 from tolerance import assert_same_bits
 
@@ -19,10 +19,6 @@ LENGTH = st.one_of(st.integers(1, 12), st.sampled_from([31, 33, 63, 64, 65, 70])
 GROUPS = st.tuples(st.integers(1, 3), st.integers(1, 20))
 STATES = st.one_of(st.integers(1, 9), st.sampled_from([16, 17]))
 OPTIONAL = ("D", "z", "delta_bias", "initial_states", "dlast_state")
-
-
-def channel_last(tensor):
-    return tensor.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 @st.composite

@@ -63,17 +63,7 @@ def run(
     tail: list[str] = []
     with log.open("a", encoding="utf-8") as sink:
         print(f"+ {line}", file=sink, flush=True)
-        child = subprocess.Popen(
-            command,
-            cwd=cwd,
-            env=dict(env) if env is not None else None,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-            preexec_fn=end_with_parent,
-        )
+        child = start(command, cwd=cwd, env=env)
         try:
             for output in child.stdout or ():
                 sink.write(output)
@@ -88,11 +78,28 @@ def run(
         raise failure(what, code, tail, log)
 
 
+def start(
+    command: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str] | None = None
+) -> subprocess.Popen[str]:
+    """A process group of its own, with output and errors in one pipe, that ends with us however we end."""
+    return subprocess.Popen(
+        command,
+        cwd=cwd,
+        env=dict(env) if env is not None else None,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+        preexec_fn=_end_with_parent,
+    )
+
+
 _prctl = ctypes.CDLL(None).prctl  # looked up here: between fork and exec only what needs no lock may run
 _SET_PARENT_DEATH_SIGNAL = 1
 
 
-def end_with_parent() -> None:
+def _end_with_parent() -> None:
     """Runs in the child: the kernel sends it SIGTERM when this process dies, a kill -9 included."""
     _prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
 

@@ -28,6 +28,19 @@ def arguments(*words: str) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[Part]:
+    """The parts that were to be run, in order: none is, and all pass."""
+    recorded: list[Part] = []
+
+    def record(part: Part) -> Outcome:
+        recorded.append(part)
+        return Outcome(part.name)
+
+    monkeypatch.setattr(parts, "run", record)
+    return recorded
+
+
 def test_a_part_runs_in_its_place_with_its_environment(tmp_path: Path) -> None:
     code = "import os, pathlib; pathlib.Path('seen').write_text(os.environ['WORD'])"
     outcome = parts.run(python("one", code, tmp_path, WORD="two words"))
@@ -70,29 +83,15 @@ def test_lint_changes_nothing_unless_told() -> None:
     assert "-i" in fixes["clang-format"]
 
 
-def test_only_the_asked_suites_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    ran: list[Part] = []
-
-    def record(part: Part) -> Outcome:
-        ran.append(part)
-        return Outcome(part.name)
-
-    monkeypatch.setattr(parts, "run", record)
+def test_only_the_asked_suites_run(monkeypatch: pytest.MonkeyPatch, ran: list[Part]) -> None:
     testing.run(arguments("--suite", "driver", "--suite", "e2e", "--", "-k", "name"))
     assert [part.name for part in ran] == ["driver tests", "end to end"]
     assert all(part.command[-2:] == ("-k", "name") for part in ran)
 
 
 def test_each_path_up_to_the_widest_is_tested_and_the_rest_skipped(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ran: list[Part]
 ) -> None:
-    ran: list[Part] = []
-
-    def record(part: Part) -> Outcome:
-        ran.append(part)
-        return Outcome(part.name)
-
-    monkeypatch.setattr(parts, "run", record)
     monkeypatch.setattr(testing, "widest_path", lambda local: "generic")
     args = arguments("--no-build", "--out", str(tmp_path), "--examples", "7")
     outcomes = list(testing.bundle_suite(args))
@@ -103,14 +102,7 @@ def test_each_path_up_to_the_widest_is_tested_and_the_rest_skipped(
     assert [outcome.skipped for outcome in outcomes] == [None, reason, reason]
 
 
-def test_avx512_is_emulated_when_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    ran: list[Part] = []
-
-    def record(part: Part) -> Outcome:
-        ran.append(part)
-        return Outcome(part.name)
-
-    monkeypatch.setattr(parts, "run", record)
+def test_avx512_is_emulated_when_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ran: list[Part]) -> None:
     monkeypatch.setattr(compiler, "has_header", lambda found, header: True)
     testing.run(arguments("--suite", "avx512", "--scratch", str(tmp_path)))
     built, tested = ran
@@ -123,14 +115,7 @@ def test_avx512_is_emulated_when_asked(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert skipped.skipped == "<simde/x86/avx512.h> is not installed (libsimde-dev)"
 
 
-def test_two_builds_lie_side_by_side(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    ran: list[Part] = []
-
-    def record(part: Part) -> Outcome:
-        ran.append(part)
-        return Outcome(part.name)
-
-    monkeypatch.setattr(parts, "run", record)
+def test_two_builds_lie_side_by_side(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ran: list[Part]) -> None:
     monkeypatch.setattr(testing, "widest_path", lambda local: "generic")
     list(testing.bundle_suite(arguments("--out", str(tmp_path / "out"), "--scratch", str(tmp_path))))
     assert [part.name for part in ran] == ["build", "check", "second build", "bundle tests, generic"]
@@ -144,15 +129,8 @@ def test_a_failed_build_stops_the_bundle_suite(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_cuda_kernels_are_built_for_the_emulator_and_tested_on_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ran: list[Part]
 ) -> None:
-    ran: list[Part] = []
-
-    def record(part: Part) -> Outcome:
-        ran.append(part)
-        return Outcome(part.name)
-
-    monkeypatch.setattr(parts, "run", record)
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     (tmp_path / "build" / CPU).mkdir(parents=True)
     list(testing.cuda_emulation_suite(arguments("--scratch", str(tmp_path), "--out", str(tmp_path / "build"))))
@@ -169,14 +147,9 @@ def test_cuda_kernels_are_built_for_the_emulator_and_tested_on_it(
     assert {path.stem for path in Path(ran[3].env["PYTHONPATH"]).iterdir()} == set(testing.HIDDEN)
 
 
-def test_the_ops_run_under_the_address_sanitizer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    ran: list[Part] = []
-
-    def record(part: Part) -> Outcome:
-        ran.append(part)
-        return Outcome(part.name)
-
-    monkeypatch.setattr(parts, "run", record)
+def test_the_ops_run_under_the_address_sanitizer(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ran: list[Part]
+) -> None:
     monkeypatch.setattr(testing, "preload", lambda: {"LD_PRELOAD": "libasan.so"})
     testing.run(arguments("--suite", "asan", "--scratch", str(tmp_path)))
     built, tested = ran

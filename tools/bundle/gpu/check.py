@@ -18,7 +18,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -99,10 +98,7 @@ def run_phase(
     process.say(f"\n== {name}, {limit:.0f} s at most\n+ {' '.join(command)}", style="bold")
     started, said, stopped = time.monotonic(), "", threading.Event()
     with log.open("w", encoding="utf-8") as sink:
-        child = subprocess.Popen(
-            command, cwd=root, env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, errors="replace", start_new_session=True, preexec_fn=process.end_with_parent,
-        )  # fmt: skip
+        child = process.start(command, cwd=root, env={**os.environ, **environment})
 
         def stop() -> None:
             stopped.set()
@@ -234,7 +230,8 @@ def _identity(folder: Path) -> str:
 def _in_order(rows: Sequence[Record]) -> list[Record]:
     """Ceilings first, then the works by name, numbers in them by size."""
     numbers = re.compile(r"(\d+)")
-    key: Callable[[str], list[tuple[int, int | str]]] = lambda text: [  # noqa: E731
-        (0, int(part)) if part.isdigit() else (1, part) for part in numbers.split(text)
-    ]
+
+    def key(text: str) -> list[tuple[int, int | str]]:
+        return [(0, int(part)) if part.isdigit() else (1, part) for part in numbers.split(text)]
+
     return sorted(rows, key=lambda row: (row.work != row.ceiling, key(row.work)))

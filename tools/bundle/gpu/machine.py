@@ -65,8 +65,8 @@ class Machine:
             except (RuntimeError, NotImplementedError, ImportError, TypeError) as error:
                 if not results:
                     raise
-                lacking = "no memory" if isinstance(error, torch.OutOfMemoryError) else "not here"
-                words[name] = f"{lacking} ({type(error).__name__})" if lacking == "not here" else lacking
+                full = isinstance(error, torch.OutOfMemoryError)
+                words[name] = "no memory" if full else f"not here ({type(error).__name__})"
             if self.cuda:
                 torch.cuda.empty_cache()
         return results, words
