@@ -108,3 +108,13 @@ def test_what_the_op_refuses_goes_the_long_way(padfree, gate):
         assert_same_bits(got[1], wanted[1], "state")
         with pytest.raises(ValueError, match=rf"^{LAYERS[gate]}: k must have the shape of q \(1, 1, 2, 16\), got "):
             layer(**{**case, "key": case["key"][:, :, :1]}, **options)
+
+
+@GATES
+def test_a_gate_of_the_other_form_is_refused(padfree, gate):
+    """The op takes both forms, a layer its own alone."""
+    layer, case = getattr(padfree.layers, LAYERS[gate])(), arguments(gate)
+    (other,) = (form for form in LAYERS if form != gate)
+    wanted = {"head": r"g must have shape \(1, 1, 2\), got", "channel": r"g must have shape \(1, 1, 2, 16\), got"}
+    with torch.no_grad(), pytest.raises(ValueError, match=rf"^{LAYERS[gate]}: {wanted[gate]}"):
+        layer(**{**case, "g": arguments(other)["g"]}, output_final_state=True, use_qk_l2norm_in_kernel=True)

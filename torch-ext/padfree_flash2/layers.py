@@ -487,7 +487,8 @@ def _delta_ends(kernel, query, kwargs) -> Optional[torch.Tensor]:
 def _delta_step(kernel, query, key, value, g, beta, initial_state, output_final_state, use_qk_l2norm_in_kernel, kwargs):
     """`_delta` of the recurrent forms: what a decoding model asks for goes to the op at once, all else the long way."""
     ends = _delta_ends(kernel, query, kwargs)
-    plain = ends is None and initial_state is not None and not torch.is_grad_enabled()
+    own_gate = g.dim() == (4 if kernel is _recurrent_kda else 3)  # the op takes either, and by that decides what it is
+    plain = own_gate and ends is None and initial_state is not None and not torch.is_grad_enabled()
     if plain and not torch.compiler.is_compiling():
         inplace = output_final_state and boundaries.is_cached(initial_state)
         try:
