@@ -213,7 +213,19 @@ def test_a_compile_error_is_shown(built: Path, capsys: pytest.CaptureFixture[str
 def start(root: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "bundle", "build", "--root", str(root), "--only", X86]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "tools"), "CCACHE_DISABLE": "1"}
-    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    return subprocess.Popen(
+        command,
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=_can_be_interrupted,
+    )
+
+
+def _can_be_interrupted() -> None:
+    """Runs in the child, since a shell has SIGINT ignored in what it starts in the background, and so have its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def compilers(root: Path) -> list[str]:
