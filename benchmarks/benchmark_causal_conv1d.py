@@ -110,8 +110,7 @@ def update(dtype, layers=1):
     """One token of decoding through so many layers, each with its own weight and state.
 
     A single call comes right after the other side's, which leaves the caches full of its own: it is mostly the cost of
-    fetching Python's and torch's dispatcher's code again (an op that does nothing takes 31 instead of 1 microseconds
-    after the bfloat16 fallback). A decoding model calls once a layer.
+    fetching Python's and torch's dispatcher's code again. A decoding model calls once a layer.
     """
 
     def build(kernel):

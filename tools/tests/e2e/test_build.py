@@ -224,7 +224,7 @@ def start(root: Path) -> subprocess.Popen[str]:
 
 
 def _can_be_interrupted() -> None:
-    """Runs in the child, since a shell has SIGINT ignored in what it starts in the background, and so have its children."""
+    """Runs in the child: a shell ignores SIGINT for what it starts in the background, and that is inherited."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
