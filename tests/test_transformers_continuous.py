@@ -11,7 +11,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 SETTINGS = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
 
 
-@pytest.mark.parametrize("family", ["qwen3", "mistral", "gemma2"])
+@pytest.mark.parametrize("family", ["qwen3", "mistral", "gemma2", "gpt_oss"])
 def test_generate_batch_equals_generate(padfree, family):
     """On pages of 16, which the requests cross; windows and softcap come with the families."""
     rows = samples((4, 7, 20))

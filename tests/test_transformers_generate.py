@@ -4,7 +4,7 @@ import functools
 
 import pytest
 import torch
-from tiny_models import build, left_padded, samples
+from tiny_models import FAMILIES, HYBRIDS, build, left_padded, samples
 from tolerance import assert_near
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -13,7 +13,17 @@ NEW_TOKENS = 6
 ROWS = samples((9, 4, 12))
 
 
-@pytest.fixture(params=["llama", "qwen3", "lfm2", "lfm2_moe", "mistral", "gemma2"])
+# transformers 5.22.2 by itself cannot generate with Inkling's sliding layers on a static cache: mask and keys differ in
+# length there.
+CASES = [
+    (family, cache)
+    for family in (*FAMILIES, *HYBRIDS)
+    for cache in ("dynamic", "static")
+    if (family, cache) != ("inkling", "static")
+]
+
+
+@pytest.fixture(params=[*FAMILIES, *HYBRIDS])
 def family(request):
     return request.param
 
@@ -46,9 +56,9 @@ def _alone(family, dtype):
     return torch.cat(tokens), torch.cat(logits, 1), prompts
 
 
-@pytest.mark.parametrize("arguments", [{}, {"cache_implementation": "static"}], ids=["dynamic", "static"])
-def test_generate_with_left_padding(model, family, arguments):
-    tokens, logits = _generate(model, ROWS, **arguments)
+@pytest.mark.parametrize(("family", "cache"), CASES)
+def test_generate_with_left_padding(model, family, cache):
+    tokens, logits = _generate(model, ROWS, cache_implementation=cache)
     wanted_tokens, wanted, _ = _alone(family, torch.float64)
     _, eager, _ = _alone(family, torch.float32)
     assert torch.equal(tokens, wanted_tokens)

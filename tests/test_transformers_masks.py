@@ -45,7 +45,7 @@ def compare(family, name, dtype=torch.float32, **arguments):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("padding", [0, 3])
-@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "gemma2"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "gemma2", "gpt_oss", "inkling"])
 def test_equals_eager(name, family, padding, dtype):
     compare(family, name, dtype, padding=padding)
 
@@ -110,15 +110,23 @@ def test_sinks(name):
         assert_near(*values, what)
 
 
-@pytest.mark.parametrize(("family", "padding"), [("gemma2", 4), ("gpt_oss", 0)])
-def test_generate_equals_eager(name, family, padding):
+@pytest.mark.parametrize(
+    ("family", "padding", "caches"),
+    [
+        ("gemma2", 4, ("dynamic", "static")),
+        ("gpt_oss", 0, ("dynamic", "static")),
+        ("gpt_oss", 4, ("dynamic", "static")),
+        ("inkling", 4, ("dynamic",)),
+    ],
+)
+def test_generate_equals_eager(name, family, padding, caches):
     """Without padding there is no mask, and an empty static cache is longer than the prompt."""
     ids = torch.stack(samples((9, 9)))
     mask = torch.ones_like(ids)
     mask[1, :padding] = 0
     tokens = []
     for attention in ("eager", name):
-        for cache in ("dynamic", "static"):
+        for cache in caches:
             model = build(family, torch.float32, attention).eval()
             settings = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
             tokens.append(

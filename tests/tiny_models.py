@@ -70,7 +70,7 @@ FAMILIES = {
             "sliding_window_size": 4,
             "d_rel": 4,
             "rel_extent": 8,
-            "layer_types": ["sliding_attention", "full_attention"],
+            "layer_types": ["hybrid_sliding", "hybrid"],
             "mlp_layer_types": ["dense", "dense"],
             "moe_intermediate_size": 16,
         },
