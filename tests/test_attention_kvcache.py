@@ -393,3 +393,13 @@ def test_errors(padfree, call, kind, text):
     assert str(error.value) == f"attention: {text}"
     for name, cache in zip(("k_cache", "v_cache"), before, strict=True):
         assert_same_bits(call[name], cache, f"{name} is as it was")
+
+
+def test_gradient_of_sinks(padfree):
+    q, k, v, grad = (randn(1, n, 2, DIM, seed=n + i) for i, n in enumerate((3, 9, 9, 3)))
+    gradients = []
+    for attend in (padfree.flash_attn_func, padfree.flash_attn_with_kvcache):
+        sinks = torch.tensor([0.5, -1.0], requires_grad=True)
+        out = attend(q, k, v, s_aux=sinks * 2)  # not a leaf: what reaches the op has a history
+        gradients.append(torch.autograd.grad(out, sinks, grad)[0])
+    assert_same_bits(gradients[1], gradients[0], "the gradient of s_aux")

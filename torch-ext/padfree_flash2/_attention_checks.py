@@ -34,17 +34,19 @@ def check_qkv(
     dims_k = dims if dims_k is None else dims_k
     checks.require_floating(OP, "q", q)
     checks.require_kernel(OP, "q", q, "attention_fwd")
-    for name, tensor, rank in (("q", q, dims), (names[0], k, dims_k), (names[1], v, dims_k)):
+    checks.require_dim(OP, "q", q, dims)
+    for name, tensor in zip(names, (k, v)):
         checks.require_like(OP, name, tensor, "q", q)
-        checks.require_dim(OP, name, tensor, rank)
+        checks.require_dim(OP, name, tensor, dims_k)
     heads_q, heads_kv, head_dim = q.shape[-2], k.shape[-2], q.shape[-1]
     if heads_q < 1:
         raise ValueError(f"{OP}: heads_q must be at least 1, got {heads_q}")
     if heads_kv < 1 or heads_q % heads_kv != 0:
         raise ValueError(f"{OP}: heads_kv must divide heads_q ({heads_q}), got {heads_kv}")
     checks.require_size(OP, names[0], k, dims_k - 1, head_dim)
-    for dim in range(dims_k - 1):
-        checks.require_size(OP, names[1], v, dim, k.shape[dim])
+    if v.shape[:-1] != k.shape[:-1]:
+        for dim in range(dims_k - 1):
+            checks.require_size(OP, names[1], v, dim, k.shape[dim])
     for name, size in (("head_dim", head_dim), (f"head_dim of {names[1]}", v.shape[-1])):
         if size < 1:
             raise ValueError(f"{OP}: {name} must be 1 to {MAX_HEAD_DIM}{_ON}, got {size}")

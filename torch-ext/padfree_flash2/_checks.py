@@ -5,6 +5,7 @@ a wrong shape or value, NotImplementedError for right arguments that no kernel t
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, Optional
 
 import torch
@@ -212,6 +213,8 @@ def as_float32(tensor: torch.Tensor) -> torch.Tensor:
 
 def as_int32(tensor: torch.Tensor) -> torch.Tensor:
     """What a kernel reads boundaries as: int32 and contiguous."""
+    if tensor.dtype == torch.int32 and tensor.is_contiguous():  # decoding asks at each step
+        return tensor
     return tensor.to(torch.int32).contiguous()
 
 
@@ -223,3 +226,13 @@ def readable(tensor: torch.Tensor) -> bool:
 def values_of(tensor: torch.Tensor) -> Optional[list]:
     """The values as Python integers where ``readable``, else None: the kernel's own checks then speak."""
     return tensor.tolist() if readable(tensor) else None
+
+
+def no_autograd(*tensors: Optional[torch.Tensor]) -> Any:
+    """A context for a call that no gradient goes through: the op's own autograd, which is Python, is left out.
+
+    What it spends is a tenth of a decoding step, whose keys have just pushed all that code out of the caches.
+    """
+    traced = not all(tensor is None or readable(tensor) for tensor in tensors)
+    wanted = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+    return nullcontext() if traced or wanted else torch._C._AutoDispatchBelowAutograd()

@@ -85,7 +85,10 @@ def flash_attn_with_kvcache(
         raise ValueError(f"{OP}: cache_seqlens must be given with k, got None")
     leftpad = _lengths("cache_leftpad", cache_leftpad, q)
     capacity = k_cache.shape[1] if block_table is None else _width(block_table) * k_cache.shape[1]
-    after = torch.full((batch,), capacity, device=q.device) if before is None else before.long() + appended
+    if before is None:
+        after = torch.full((batch,), capacity, device=q.device)
+    else:
+        after = before.long() + appended if appended else before
     _check_room(after, leftpad, appended, capacity, block_table)
     if block_table is not None:
         block_table = arguments.pages_of(block_table, q, batch, k_cache, checks.values_of(after))
@@ -93,10 +96,11 @@ def flash_attn_with_kvcache(
         q, k = _rotate_both(q, k, rotary_cos, rotary_sin, before, options, rotary_interleaved)
     if k is not None:
         _append(k_cache, v_cache, k, v, before, rows, block_table)
-    out, softmax_lse = ops.attention_fwd(
-        q, k_cache, v_cache, None, None, q.shape[1], capacity, *options, *modifiers,
-        None, checks.as_int32(after), None, block_table, rows, leftpad,
-    )  # fmt: skip
+    with checks.no_autograd(q, *modifiers[:2]):
+        out, softmax_lse = ops.attention_fwd(
+            q, k_cache, v_cache, None, None, q.shape[1], capacity, *options, *modifiers,
+            None, checks.as_int32(after), None, block_table, rows, leftpad,
+        )  # fmt: skip
     return (out, softmax_lse) if return_softmax_lse else out
 
 

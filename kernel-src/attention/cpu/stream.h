@@ -7,11 +7,11 @@
 // interleaved in memory (batch, row, head, dim), a task holds several of them and takes all heads of a key
 // before the next key: to walk the rows head by head costs half the bandwidth.
 //
-// Scores: kLanes sums at a time, of kRows query rows and kLanes / kRows pairs of a key and a head, each a
-// vector of partial sums; one transpose sums them across lanes. Values: a few keys at a time, so that sums
-// are loaded and stored once for all of them. Meanwhile the rows kStreamAhead keys on are asked for, in the
-// order of memory too: the arithmetic of 16-bit keys takes as long as their reading, and the processor
-// overlaps them no other way.
+// Scores: whole vectors of sums at a time, of a few keys, heads and query rows, each itself a vector of
+// partial sums until lane_totals adds its lanes. Values: a few keys at a time, so that sums are loaded and
+// stored once for all of them. Meanwhile the rows kStreamAhead keys on are asked for, in the order of memory
+// too: the arithmetic of 16-bit keys takes nearly as long as their reading, and the processor overlaps them
+// no other way.
 #pragma once
 
 #include "attention/cpu/forward.h"
@@ -51,16 +51,6 @@ inline Partial partial_of(const Params& p, const Sequence& s, int kv_head, int64
   return {base, base + rows * ld_out, base + rows * (ld_out + 1)};
 }
 
-// Sum of n vectors from the first one on, by halves.
-template <int kFirst, int kCount>
-inline Vec sum_of(const Vec (&x)[Vec::kLanes]) {
-  if constexpr (kCount == 1) {
-    return x[kFirst];
-  } else {
-    return sum_of<kFirst, kCount / 2>(x) + sum_of<kFirst + kCount / 2, kCount / 2>(x);
-  }
-}
-
 // One tile of K or of V: a row for each key, and in it `heads` heads head_step elements apart. The
 // kStreamAhead rows after the tile's are those read next.
 struct StreamRows {
@@ -94,57 +84,80 @@ inline Ahead ahead_of(const StreamRows& rows, int begin) {
   return {rows.row + begin + kStreamAhead, rows.row + rows.count + kStreamAhead, row_bytes, 0};
 }
 
-// sums[r] = q[r] * key, lane by lane, in rising order of the dim. kDim is it, or 0 when only known at run
-// time.
-template <typename T, int kRows, int kDim>
-[[gnu::always_inline]] inline void lane_sums(const T* key, const float* q, int ld_q, int run_time_dim,
-                                             Vec* sums) {
+// sums[k][r] = q[r] * keys[k], lane by lane, in rising order of the dim. kDim is it, or 0 when only known at
+// run time.
+template <typename T, int kKeys, int kRows, int kDim>
+[[gnu::always_inline]] inline void lane_sums(const T* const* keys, const float* q, int ld_q, int run_time_dim,
+                                             Vec (&sums)[kKeys][kRows]) {
   const int dim = kDim == 0 ? run_time_dim : kDim;
 #pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r) sums[r] = zero();
+  for (int k = 0; k < kKeys; ++k) {
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) sums[k][r] = zero();
+  }
+  const auto step = [&](int d, auto&& read) {
+    Vec x[kKeys];
+#pragma GCC unroll 8
+    for (int k = 0; k < kKeys; ++k) x[k] = read(keys[k] + d);
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      const Vec y = load(q + r * ld_q + d);
+#pragma GCC unroll 8
+      for (int k = 0; k < kKeys; ++k) sums[k][r] = fma(x[k], y, sums[k][r]);
+    }
+  };
   int d = 0;
 #pragma GCC unroll 16
-  for (; d + Vec::kLanes <= dim; d += Vec::kLanes) {
-    const Vec x = load(key + d);
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) sums[r] = fma(x, load(q + r * ld_q + d), sums[r]);
-  }
-  if (d < dim) {
-    const Vec x = load_partial(key + d, dim - d);
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) sums[r] = fma(x, load(q + r * ld_q + d), sums[r]);
-  }
+  for (; d + Vec::kLanes <= dim; d += Vec::kLanes) step(d, [](const T* key) { return load(key); });
+  if (d < dim) step(d, [&](const T* key) { return load_partial(key, dim - d); });
 }
 
-// scores[h][r][j] = q[h][r] . key j of head h, for kRows query rows of every head and keys [begin, end): as
-// many pairs of a key and a head at a time as fill a vector with sums, of kHeads heads.
-template <typename T, int kRows, int kHeads, int kDim>
+// scores[h][r][j] = q[h][r] . key j of head h, for kRows query rows of every head and keys [begin, end):
+// kKeys keys of kHeads heads at a time, which make whole vectors of sums.
+template <typename T, int kRows, int kHeads, int kKeys, int kDim>
 [[gnu::noinline]] void stream_scores_of(const StreamRows& keys, int begin, int end, const float* q,
                                         int run_time_ld, float* scores, int ld_scores, int m) {
-  constexpr int kPairs = Vec::kLanes / kRows, kKeys = kPairs / kHeads;
-  const int ld_q = kDim == 0 ? run_time_ld : kDim;
+  // Keys that share a load of q; the sums of more would not stay in registers.
+  constexpr int kMost = kRows == 1 ? 1 : 8 / kRows, kTogether = kMost < kKeys ? kMost : kKeys;
+  constexpr int kSums = kRows * kHeads * kKeys;
+  const int dim = kDim == 0 ? keys.dim : kDim, ld_q = kDim == 0 ? run_time_ld : kDim;
   const int64_t q_step = static_cast<int64_t>(m) * ld_q, scores_step = static_cast<int64_t>(m) * ld_scores;
   Ahead ahead = ahead_of<T>(keys, begin);
   for (int j = begin; j < end; j += kKeys) {
     for (int h = 0; h < keys.heads; h += kHeads) {
-      Vec sums[Vec::kLanes];
-      ahead.piece(kPairs * keys.dim * static_cast<int64_t>(sizeof(T)));
-#pragma GCC unroll 16
-      for (int i = 0; i < kPairs; ++i) {
-        const int key = j + i / kHeads, head = h + i % kHeads;
-        const void* row = keys.row[kKeys == 1 || key < end ? key : end - 1];
-        const T* x = static_cast<const T*>(row) + head * keys.head_step;
-        lane_sums<T, kRows, kDim>(x, q + head * q_step, ld_q, keys.dim, sums + i * kRows);
+      ahead.piece(kKeys * kHeads * dim * static_cast<int64_t>(sizeof(T)));
+      Vec sums[kSums / Vec::kLanes][Vec::kLanes];  // [head][row][key]
+#pragma GCC unroll 8
+      for (int i = 0; i < kHeads; ++i) {
+#pragma GCC unroll 8
+        for (int k = 0; k < kKeys; k += kTogether) {
+          const T* x[kTogether];
+#pragma GCC unroll 8
+          for (int n = 0; n < kTogether; ++n) {
+            const int key = j + k + n;
+            const void* row = keys.row[kKeys == 1 || key < end ? key : end - 1];
+            x[n] = static_cast<const T*>(row) + (h + i) * keys.head_step;
+          }
+          Vec part[kTogether][kRows];
+          lane_sums<T, kTogether, kRows, kDim>(x, q + (h + i) * q_step, ld_q, dim, part);
+#pragma GCC unroll 8
+          for (int n = 0; n < kTogether; ++n) {
+#pragma GCC unroll 8
+            for (int r = 0; r < kRows; ++r) {
+              const int at = (i * kRows + r) * kKeys + k + n;
+              sums[at / Vec::kLanes][at % Vec::kLanes] = part[n][r];
+            }
+          }
+        }
       }
-      transpose_lanes(sums);
-      float lanes[Vec::kLanes];
-      store(lanes, sum_of<0, Vec::kLanes>(sums));
+      float totals[kSums];
+#pragma GCC unroll 8
+      for (int i = 0; i < kSums / Vec::kLanes; ++i) store(totals + i * Vec::kLanes, lane_totals(sums[i]));
       float* target = scores + h * scores_step + j;
 #pragma GCC unroll 16
-      for (int i = 0; i < kPairs; ++i) {
-#pragma GCC unroll 8
-        for (int r = 0; r < kRows; ++r)
-          target[(i % kHeads) * scores_step + r * ld_scores + i / kHeads] = lanes[i * kRows + r];
+      for (int i = 0; i < kHeads * kRows; ++i) {
+        __builtin_memcpy(target + i / kRows * scores_step + i % kRows * ld_scores, totals + i * kKeys,
+                         kKeys * sizeof(float));
       }
     }
   }
@@ -186,7 +199,7 @@ template <typename T, int kRows, int kDim>
 [[gnu::noinline]] void stream_values_of(const StreamRows& rows, int begin, int end, const float* weights,
                                         int ld_weights, int64_t weights_step, float* out, int ld_out,
                                         int64_t out_step, bool skip_zeros) {
-  constexpr int kKeys = kRows <= 2 ? 4 : kRows == 4 ? 2 : 1;  // their weights fill at most half the registers
+  constexpr int kKeys = kRows <= 4 ? 4 : 2;  // so many weights, splat, are read from L1 at no cost
   Ahead ahead = ahead_of<T>(rows, begin);
   int j = begin;
   for (; j + kKeys <= end && !skip_zeros; j += kKeys) {
@@ -260,9 +273,13 @@ inline void stream_scores(const Params& p, const StreamSpace& w, const StreamRow
     with_dim(p.head_dim, [&](auto dim) {
       for (int i = 0; i < m;) {
         i += with_rows(m - i, [&](auto count) {
-          constexpr int kPairs = Vec::kLanes / count, kHeads = kPairs < 8 ? kPairs : 8;
-          with_bool(rows.heads % kHeads == 0, [&](auto row_by_row) {
-            stream_scores_of<T, count, row_by_row ? kHeads : 1, dim>(
+          // One row waits for memory, so every head of a key is taken before the next key; more rows wait for
+          // the arithmetic, and a load of q then serves the keys of half a vector.
+          constexpr int kHeads = count > 1 ? 1 : Vec::kLanes < 8 ? Vec::kLanes : 8;
+          constexpr int kKeys = count > 1 ? Vec::kLanes / 2 : Vec::kLanes / kHeads;
+          with_bool(rows.heads % kHeads == 0, [&](auto whole) {
+            constexpr int kTaken = whole ? kHeads : 1;
+            stream_scores_of<T, count, kTaken, kKeys*(kHeads / kTaken), dim>(
                 rows, begin, end, w.q + i * w.ld_q, w.ld_q, w.scores + i * w.ld_scores, w.ld_scores, m);
           });
         });

@@ -230,5 +230,21 @@ inline void transpose_lanes(Vec (&rows)[Vec::kLanes]) {
   }
 }
 
+// Lane i is the sum of rows[i].
+inline Vec lane_totals(const Vec (&rows)[Vec::kLanes]) {
+  __m256 halves[2];
+  for (int i = 0; i < 2; ++i) {
+    __m256 pairs[2];
+    for (int j = 0; j < 2; ++j) {
+      const __m256 a = rows[4 * i + 2 * j].v, b = rows[4 * i + 2 * j + 1].v;
+      pairs[j] = _mm256_add_ps(_mm256_blend_ps(a, b, 0xcc), _mm256_shuffle_ps(a, b, 0x4e));
+    }
+    halves[i] = _mm256_add_ps(_mm256_shuffle_ps(pairs[0], pairs[1], 0x88),
+                              _mm256_shuffle_ps(pairs[0], pairs[1], 0xdd));
+  }
+  return {_mm256_add_ps(_mm256_blend_ps(halves[0], halves[1], 0xf0),
+                        _mm256_permute2f128_ps(halves[0], halves[1], 0x21))};
+}
+
 }  // namespace
 }  // namespace padfree

@@ -252,5 +252,16 @@ inline void transpose_lanes(Vec (&rows)[Vec::kLanes]) {
   }
 }
 
+// Lane i is the sum of rows[i].
+inline Vec lane_totals(const Vec (&rows)[Vec::kLanes]) {
+  Vec columns[Vec::kLanes];
+  for (int i = 0; i < Vec::kLanes; ++i) columns[i] = rows[i];
+  transpose_lanes(columns);
+  for (int n = Vec::kLanes / 2; n > 0; n /= 2) {
+    for (int i = 0; i < n; ++i) columns[i] = columns[i] + columns[i + n];
+  }
+  return columns[0];
+}
+
 }  // namespace
 }  // namespace padfree

@@ -202,5 +202,12 @@ inline void store_quads(T* p, int64_t stride, const Vec (&q)[4]) {
   for (int i = 0; i < Vec::kLanes; ++i) store(p + i * stride, rows[i]);
 }
 
+// Lane i is the sum of rows[i].
+inline Vec lane_totals(const Vec (&rows)[Vec::kLanes]) {
+  Vec totals;
+  for (int i = 0; i < Vec::kLanes; ++i) totals.v[i] = sum(rows[i]);
+  return totals;
+}
+
 }  // namespace
 }  // namespace padfree
