@@ -174,8 +174,8 @@ _FLA_OTHERS = (
 _FLA_ALIASES = ("chunk_gdn", "fused_recurrent_gdn")
 _FLA_OURS = ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule", "chunk_kda", "fused_recurrent_kda")
 _STRAYS = (
-    "what steers only its kernels is taken; what asks for more is refused by name (context parallelism, CUDA graphs, "
-    "intermediate states, `head_first`), and so is a keyword it would pass over"
+    "q, k and v share a dtype; what steers only its kernels is taken; what asks for more is refused by name (context "
+    "parallelism, CUDA graphs, intermediate states, `head_first`), and so is a keyword it would pass over"
 )
 _STATES = (
     "test_gated_delta_rule.py::test_value_first_states",

@@ -559,6 +559,7 @@ DELTA_ERRORS = [
     ({"q": 1}, TypeError, "q must be a tensor, got int"),
     ({"q": randn(2, 5, 2, 8).double()}, TypeError, "q must be float32, bfloat16 or float16, got float64"),
     ({"k": randn(2, 5, 2, 8).half()}, TypeError, "k must have the dtype of q (float32), got float16"),
+    ({"v": randn(2, 5, 4, 6).half()}, TypeError, "v must have the dtype of q (float32), got float16"),
     ({"v": torch.empty(2, 5, 4, 6, device="meta")}, TypeError, "v must be on the device of q (cpu), got meta"),
     ({"q": randn(5, 2, 8)}, ValueError, "q must have 4 dimensions, got 3"),
     ({"v": randn(2, 5, 4)}, ValueError, "v must have 4 dimensions, got 3"),

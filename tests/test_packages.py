@@ -62,7 +62,8 @@ for name in ("fla.modules", "fla.ops.kda.gate", "fla.layers.kda", "mamba_ssm.ops
         __import__(name)
     except ModuleNotFoundError as error:
         absent = ".".join(name.split(".")[:2]) if "layers" in name else name
-        assert f"{absent} is not in {padfree.__name__}, which serves {name.split('.')[0]}" in str(error), error
+        wanted = f"{absent} is not in padfree-flash2 ({padfree.__name__}), which serves {name.split('.')[0]}"
+        assert wanted in str(error), error
     else:
         raise SystemExit(f"{name} must raise")
 try:

@@ -2,6 +2,8 @@
 
     python3 tools/bootstrap.py [VERB [ARGUMENT ...]]
 
+VERB is demo, test, bench, lint or another: once .venv is there, `--help` lists them all.
+
 Standard library only, and syntax that an old python3 can still read, so that it can say what is missing. A stamp inside
 .venv is written last: a second run finds it and starts at once, and a run that was killed leaves none, so the next one
 builds the environment anew.
@@ -100,6 +102,9 @@ class Phase:
 def main(arguments: list[str]) -> int:
     """Make the environment, then become the driver; without a verb only make the environment."""
     verb = arguments[0] if arguments else ""
+    if verb in ("-h", "--help") and not read_stamp():  # nothing to install for a question
+        print(__doc__, end="")
+        return 0
     try:
         use_new_python()
         if verb in COMPILING_VERBS:

@@ -69,9 +69,9 @@ def goals(op: str, rows: Sequence[dict[str, Any]], names: Sequence[str]) -> list
 
 def verdict(goal: Goal, rows: Sequence[Result]) -> str:
     """``goal met``, ``floor held``, ``floor missed``; empty where the row has neither, or only a goal not met."""
-    threads, ratio = rows[0].threads, _mean(rows, lambda row: row.ratio)
-    reading = _mean(rows, lambda row: row.of_read)
-    reached = {"times": ratio, "peak": _mean(rows, lambda row: row.of_peak), "reading": reading}[goal.of]
+    threads, ratio = rows[0].threads, mean(rows, lambda row: row.ratio)
+    reading = mean(rows, lambda row: row.of_read)
+    reached = {"times": ratio, "peak": mean(rows, lambda row: row.of_peak), "reading": reading}[goal.of]
     if goal.goal is not None and reached >= goal.goal:
         return "goal met"
     floor = goal.floor_at(threads)
@@ -84,7 +84,7 @@ def verdict(goal: Goal, rows: Sequence[Result]) -> str:
 def report(wanted: Sequence[Goal], results: Sequence[Result], all_cases: Sequence[str]) -> str:
     """One line for each goal that has a result; empty when none has."""
     threads = sorted({result.threads for result in results})
-    heads = ["work (times faster)", "floor", "goal", *(f"reached, {_threads(n)}" for n in threads)]
+    heads = ["work (times faster)", "floor", "goal", *(f"reached, {threads_in_words(n)}" for n in threads)]
     lines = [_line([*heads, "of FMA peak", "of reading"]), "|" + "---|" * (len(heads) + 2)]
     for goal in wanted:
         rows = [result for result in results if fnmatch.fnmatchcase(result.case, goal.cases)]
@@ -102,23 +102,24 @@ def _row(goal: Goal, rows: Sequence[Result], threads: Sequence[int], cases: int)
     for number in threads:
         yield _reached(goal, by_threads[number])
     for share in (lambda row: row.of_peak, lambda row: row.of_read):
-        yield " / ".join(f"{_mean(some, share):.0%}" for some in by_threads.values() if some)
+        yield " / ".join(f"{mean(some, share):.0%}" for some in by_threads.values() if some)
 
 
 def _reached(goal: Goal, rows: Sequence[Result]) -> str:
     if not rows:
         return ""
-    ratio, low, high = (_mean(rows, key) for key in (lambda r: r.ratio, lambda r: r.ratio_low, lambda r: r.ratio_high))
+    ratio, low, high = (mean(rows, key) for key in (lambda r: r.ratio, lambda r: r.ratio_low, lambda r: r.ratio_high))
     speed = [f"{row.tokens / row.seconds:.0f} tokens/s" for row in rows if row.tokens is not None]
     return " ".join([f"{ratio:.2f} [{low:.2f}, {high:.2f}]", *speed, verdict(goal, rows)]).rstrip()
 
 
-def _mean(rows: Sequence[Result], key: Callable[[Result], float]) -> float:
+def mean(rows: Sequence[Result], key: Callable[[Result], float]) -> float:
     """The geometric mean; of one number, the number."""
     return math.prod(map(key, rows)) ** (1 / len(rows))
 
 
-def _threads(number: int) -> str:
+def threads_in_words(number: int) -> str:
+    """The head of a column."""
     return "1 thread" if number == 1 else f"{number} threads"
 
 

@@ -129,10 +129,8 @@ def publish(wanted: Publication, api: HfApi) -> Published:
     process.console.print(_table(wanted, api, changes, "published"))
     process.say(_counted(wanted))
     _say_missing(wanted)
-    process.say(f'kernels.get_kernel("{wanted.repo_id}", version={wanted.version})', style="green")
-    process.say(
-        f'kernels.get_kernel("{wanted.repo_id}", revision="{commits[wanted.branch]}")  # exactly this', style="dim"
-    )
+    for place, style in ((f"version={wanted.version}", "green"), (f'revision="{commits[wanted.branch]}"', "dim")):
+        process.say(f'kernels.get_kernel("{wanted.repo_id}", {place}, trust_remote_code=True)', style=style)
     return Published(wanted.repo_id, commits)
 
 

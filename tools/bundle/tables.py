@@ -1,4 +1,5 @@
 """``bundle tables``: the tables of README.md and docs/ that come from tests/claims*.py; checks them, or writes them.
+Of measured speeds it only writes README's (speed.py).
 
 A table lies between ``<!-- table NAME ... -->`` and ``<!-- end NAME -->``. What its rows claim is proven by the tests
 that they name, which must exist; that each of them passes is for the tests' own run to say (tests/claims_run.py).
@@ -17,7 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from bundle import buildfile, matrix, options, process
+from bundle import bench_report, buildfile, matrix, options, process, speed
 from bundle.buildfile import BuildFile
 from bundle.errors import CheckError
 
@@ -35,10 +36,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--root", type=options.directory, default=options.REPOSITORY, metavar="DIR", help="the checkout to read"
     )
     parser.add_argument("--write", action="store_true", help="put the tables into the documents")
+    parser.add_argument(
+        "--speed",
+        type=options.directory,
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="write README's table of speeds from what `bench --json FILE` wrote, and nothing else",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the tables, or CheckError that names each one, and each test, that is not as claimed."""
+    if args.speed:
+        return write_speeds(args.root / "README.md", args.speed)
     claims, build = load(args.root / "tests"), buildfile.read(args.root)
     found = list(missing_tests(args.root / "tests", claims.named_tests()))
     for name in sorted({document for document, _ in TABLES}):
@@ -54,6 +65,15 @@ def run(args: argparse.Namespace) -> int:
             found.append(f"{name}: a table is not what tests/claims*.py say")
     if found:
         raise CheckError("\n".join(found), hint="`python -m bundle tables --write` writes the tables; commit them.")
+    return 0
+
+
+def write_speeds(readme: Path, files: Sequence[Path]) -> int:
+    """Put the figures of a run of ``bundle bench`` into README's table."""
+    results = speed.read(files)
+    lines = table(("work", "compared with", *map(bench_report.threads_in_words, speed.THREADS)), speed.table(results))
+    readme.write_text(placed("README.md", readme.read_text(encoding="utf-8"), "speed", lines), encoding="utf-8")
+    process.say("README.md: speeds written" + "".join(f"\n  no result: {row}" for row in speed.absent(results)))
     return 0
 
 
@@ -96,12 +116,17 @@ def filled(document: str, text: str, claims: Claims, build: BuildFile) -> str:
     for (name, table), render in TABLES.items():
         if name != document:
             continue
-        place = re.compile(rf"(<!-- table {table}\b[^>]*-->\n).*?(<!-- end {table} -->)", re.DOTALL)
-        if len(place.findall(text)) != 1:
-            raise CheckError(f"{document} must hold <!-- table {table} --> and <!-- end {table} --> once")
-        rendered = "\n".join(render(claims, build))
-        text = place.sub(lambda match, rendered=rendered: f"{match[1]}{rendered}\n{match[2]}", text)  # type: ignore[misc]
+        text = placed(document, text, table, render(claims, build))
     return text
+
+
+def placed(document: str, text: str, name: str, lines: Iterable[str]) -> str:
+    """``text`` with ``lines`` as table ``name``; CheckError where it has no place in ``document``."""
+    place = re.compile(rf"(<!-- table {name}\b[^>]*-->\n).*?(<!-- end {name} -->)", re.DOTALL)
+    if len(place.findall(text)) != 1:
+        raise CheckError(f"{document} must hold <!-- table {name} --> and <!-- end {name} --> once")
+    rendered = "\n".join(lines)
+    return place.sub(lambda match: f"{match[1]}{rendered}\n{match[2]}", text)
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:

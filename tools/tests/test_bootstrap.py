@@ -78,6 +78,15 @@ def test_first_run_installs_second_starts_at_once_and_dev_is_added(tree: Path) -
     assert run(tree, "plan").stderr == "", "a verb that needs less than is installed has nothing to do"
 
 
+def test_help_installs_nothing(tree: Path) -> None:
+    asked = run(tree, "--help")
+    assert asked.returncode == 0
+    assert "python3 tools/bootstrap.py [VERB [ARGUMENT ...]]" in asked.stdout
+    assert not (tree / ".venv").exists()
+    assert run(tree).returncode == 0
+    assert "driver --help" in run(tree, "--help").stdout
+
+
 def test_killed_run_is_redone(tree: Path) -> None:
     command = [sys.executable, str(tree / "tools/bootstrap.py"), "plan"]
     child = subprocess.Popen(command, env=environment(tree), stderr=subprocess.DEVNULL, start_new_session=True)

@@ -1,4 +1,4 @@
-"""padfree-flash2: attention, convolution and linear-attention kernels for padding-free training, on CPU and CUDA."""
+"""padfree-flash2: attention, causal convolution, gated delta rule and state-space kernels for padding-free training."""
 
 from . import layers
 from ._archs import require_a_gpu

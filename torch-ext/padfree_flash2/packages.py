@@ -114,7 +114,7 @@ class _Absent:
         if not name.startswith(f"{self.root}."):
             return
         raise ModuleNotFoundError(
-            f"{name} is not in {_PACKAGE}, which serves {self.root} since install_as_packages(): "
+            f"{name} is not in padfree-flash2 ({_PACKAGE}), which serves {self.root} since install_as_packages(): "
             f"{', '.join(home for home in _HOMES if home.startswith(self.root))}",
             name=name,
         )
