@@ -1,4 +1,4 @@
-"""Generation on a wired model: the tokens of eager code, by both kinds of cache, with left padding, beams, prompts in parts."""
+"""Generation on a wired model gives eager code's tokens: both kinds of cache, left padding, beams, prompts in parts."""
 
 import functools
 
