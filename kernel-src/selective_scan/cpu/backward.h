@@ -100,6 +100,8 @@ inline void lane_group_backward(const Params& p, const Block& block, const Backw
   s.to_decay = space.to_decay;
   s.dB = p.B.constant ? space.dB_constant + matrix : space.dB;
   s.dC = p.C.constant ? space.dC_constant + matrix : space.dC;
+  const int64_t before = at.time > kChunk ? at.time - kChunk : 0;
+  ask_ahead(s, at, {&p.du, &p.ddelta, &p.dz}, next_tile(block, at, before), {&p.u, &p.delta, &p.z, &p.dout});
   run_strip<true>(s, is_bounded(tiles, g, at), p.B.constant, p.C.constant);
   store_gradients(p, space, g, at);
 }

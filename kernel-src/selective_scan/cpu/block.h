@@ -101,13 +101,17 @@ inline void load_inputs(const Params& p, const BlockSpace& space, LaneGroup g, c
     const Vec skip = load(space.D + g.index * kLanes + c),
               bias = load(space.delta_bias + g.index * kLanes + c);
     for (int i = c; i < at.tokens * kLanes; i += kLanes) {
-      const Vec u = load(space.u + i), raw = load(space.raw + i) + bias;
-      const Vec dt = p.softplus ? softplus(raw) : raw;
+      const Vec raw = load(space.raw + i) + bias;
       store(space.raw + i, raw);
-      store(space.dt + i, dt);
-      store(space.w + i, dt * u);
-      store(space.y + i, skip * u);
+      store(space.dt + i, p.softplus ? exp_below(raw) : raw);
+      store(space.y + i, skip * load(space.u + i));
     }
+  }
+  for (int i = 0; i < at.tokens * kLanes; i += Vec::kLanes) {
+    Vec dt = load(space.dt + i);
+    if (p.softplus) dt = softplus_of(load(space.raw + i), dt);
+    store(space.dt + i, dt);
+    store(space.w + i, dt * load(space.u + i));
   }
 }
 
@@ -127,6 +131,25 @@ inline Strip strip_of(const Params& p, const Block& block, const BlockSpace& spa
   s.w = space.w;
   s.y = space.y;
   return s;
+}
+
+// The tile after `at`: of the next lane group, or the block's first one in the chunk that begins at `time`.
+// It may lie past the end of the tensor, since it is only asked for.
+inline Place next_tile(const Block& block, Place at, int64_t time) {
+  at.channel += kLanes;
+  if (at.channel >= block.channel_end) {
+    at.channel = block.channel_begin;
+    at.time = time;
+  }
+  return at;
+}
+
+// Has the strip ask for the tiles that its results go to, and for those of the next one's inputs.
+inline void ask_ahead(Strip& s, const Place& at, std::initializer_list<const View*> results,
+                      const Place& next, std::initializer_list<const View*> inputs) {
+  Lines* lines = s.ahead;
+  for (const View* view : results) *lines++ = lines_of(*view, at);
+  for (const View* view : inputs) *lines++ = lines_of(*view, next);
 }
 
 // Whether no exponent of the tile leaves what exp2_bounded takes. A NaN may say yes: it stays one either way.

@@ -36,8 +36,9 @@ void forward(const Params& p, const Task& task, float* workspace) {
                            sizeof(float) * space.matrix);
         }
         load_inputs(p, space, g, at);
-        run_strip<false>(strip_of(p, block, space, g, at), is_bounded(space, g, at), p.B.constant,
-                         p.C.constant);
+        Strip s = strip_of(p, block, space, g, at);
+        ask_ahead(s, at, {&p.out}, next_tile(block, at, end), {&p.u, &p.delta, &p.z});
+        run_strip<false>(s, is_bounded(space, g, at), p.B.constant, p.C.constant);
         store_output(p, space, at);
       });
     }

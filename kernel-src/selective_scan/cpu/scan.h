@@ -9,6 +9,7 @@
 // many states go at a time.
 #pragma once
 
+#include "selective_scan/cpu/tiles.h"
 #include "selective_scan/params.h"
 
 namespace padfree::selective_scan {
@@ -18,6 +19,9 @@ namespace {
 constexpr int kVectors = kLanes >= 2 * Vec::kLanes ? 2 : 1;
 // Of the forward alone, and where the backward keeps what it needs of them: more would not fit L1.
 constexpr int kForwardStates = 4, kStatesAtATime = 2;
+
+// As many as the backward has passes over 16 states.
+constexpr int kMaxAhead = 8;
 
 // One tile and what the states of its lane group need; matrices are [states][kLanes], tiles [token][kLanes].
 struct Strip {
@@ -29,6 +33,10 @@ struct Strip {
   int64_t B_stride = 0, C_stride = 0;       // from token to token
   const float *dt = nullptr, *w = nullptr;  // w = dt u
   float* y = nullptr;
+
+  // Tiles that will be wanted once the strip is done. Each pass over the tokens asks for the lines of one, a
+  // line a token: asking for all at once takes as long as reading them.
+  Lines ahead[kMaxAhead];
 
   // What advance keeps for retreat, for the states at hand: a_t, and the state before and after each token.
   float* decay = nullptr;  // [kStatesAtATime][kChunk][kLanes]
@@ -54,7 +62,7 @@ inline Vec projection(const float* row, int64_t n, int lane) {
 }
 
 template <bool kBounded, bool kConstantB, bool kConstantC, bool kKeep, int kStates>
-inline void advance_states(const Strip& strip, int64_t n, int lane) {
+inline void advance_states(const Strip& strip, int64_t n, int lane, Lines ahead) {
   constexpr int kWidth = Vec::kLanes;
   const Strip s = strip;  // a copy that no store below can change: its pointers stay in registers
   const float *A2 = s.A2 + n * kLanes + lane, *B = s.B, *C = s.C, *dt = s.dt + lane, *w = s.w + lane;
@@ -86,6 +94,7 @@ inline void advance_states(const Strip& strip, int64_t n, int lane) {
       }
       store(y + at, sum);
     }
+    __builtin_prefetch(ahead[t]);
   }
   for (int i = 0; i < kStates; ++i) {
     for (int v = 0; v < kVectors; ++v) store(state + i * kLanes + v * kWidth, h[i][v]);
@@ -168,12 +177,14 @@ template <bool kBounded, bool kConstantB, bool kConstantC, bool kBackward>
   constexpr int kStates = kBackward ? kStatesAtATime : kForwardStates;
   for (int lane = 0; lane < kLanes; lane += kVectors * Vec::kLanes) {
     int64_t n = 0;
+    int pass = 0;
+    const auto tile = [&] { return pass < kMaxAhead ? s.ahead[pass++] : Lines{}; };
     for (; n + kStates <= s.states; n += kStates) {
-      advance_states<kBounded, kConstantB, kConstantC, kBackward, kStates>(s, n, lane);
+      advance_states<kBounded, kConstantB, kConstantC, kBackward, kStates>(s, n, lane, tile());
       if constexpr (kBackward) retreat_states<kConstantB, kConstantC, kStates>(s, n, lane);
     }
     for (; n < s.states; ++n) {
-      advance_states<kBounded, kConstantB, kConstantC, kBackward, 1>(s, n, lane);
+      advance_states<kBounded, kConstantB, kConstantC, kBackward, 1>(s, n, lane, tile());
       if constexpr (kBackward) retreat_states<kConstantB, kConstantC, 1>(s, n, lane);
     }
   }

@@ -101,6 +101,22 @@ void store_tile(const View& view, const Place& at, const float* tile) {
   });
 }
 
+// The cache lines of a tile, one for each of kChunk tokens whichever way it lies: those of a channel-last
+// tensor hold a token each, those of a channel-first one a quarter of a channel's.
+struct Lines {
+  const char* first = nullptr;
+  int64_t stride = 0, stride_of_four = 0;
+  const char* operator[](int i) const { return first + i / 4 * stride_of_four + i % 4 * stride; }
+};
+
+inline Lines lines_of(const View& view, const Place& at) {
+  if (view.data == nullptr) return {};
+  const int64_t size = view.dtype == DType::kFloat32 ? sizeof(float) : sizeof(uint16_t);
+  const char* first = static_cast<const char*>(view.data) + size * offset_of(view, at);
+  if (view.time_stride == 1) return {first, size * (kChunk / 4), size * view.channel_stride};
+  return {first, size * view.time_stride, 4 * size * view.time_stride};
+}
+
 // (channels, states) rows of a (D, N) matrix into [states][kLanes], times `factor`; empty lanes hold 0.
 inline void pack(const float* rows, int channels, int64_t states, float factor, float* packed) {
   for (int64_t n = 0; n < states; ++n) {
