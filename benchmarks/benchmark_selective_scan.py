@@ -113,7 +113,7 @@ def update(dtype, family, layers=1):
         torch.manual_seed(0)
         if family == "mamba2":
             channels, states = (HEADS, HEAD_DIM), HEAD_STATES
-            step, A = torch.randn(1, HEADS, 1), -torch.rand(HEADS)[:, None, None].expand(-1, HEAD_DIM, states)
+            step, A = torch.randn(1, HEADS, 1), (-torch.rand(HEADS))[:, None, None].expand(-1, HEAD_DIM, states)
             dt, bias = (
                 step.to(dtype).expand(-1, -1, HEAD_DIM),
                 torch.randn(HEADS).to(dtype)[:, None].expand(-1, HEAD_DIM),
