@@ -71,7 +71,13 @@ def beside_a_step(drop=()):
             return packed["input_ids"]
 
         given = {name: value for name, value in packed.items() if name not in drop}
-        return {"candidate": hooks_of(model, given), "baselines": {"a training step": step}, "flops": 0, "bytes": 0}
+        return {
+            "candidate": hooks_of(model, given),
+            "baselines": {"a training step": step},
+            "flops": 0,
+            "bytes": 0,
+            "finish": lambda: kernel.disable(model),
+        }
 
     return build
 

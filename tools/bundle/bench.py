@@ -8,7 +8,9 @@ built only when it is timed; its dict holds
 - ``flops`` and ``bytes``: the useful operations and the least memory traffic of one call,
 - ``tolerance`` (optional): the worst difference from the first baseline allowed, relative to its largest value,
 - ``once`` (optional): names of baselines too slow for turns: each runs once in a report, at the first thread count,
-- ``tokens`` (optional): how many tokens a call handles, for tokens a second.
+- ``tokens`` (optional): how many tokens a call handles, for tokens a second,
+- ``finish`` (optional): called when the case is done, for what it changed in this process (a wired model means that
+  transformers' own functions are this bundle's, also in the cases after it).
 
 A module may also offer ``GOALS``: the rows of the report, with floors and goals (bench_report).
 
@@ -26,7 +28,8 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
@@ -94,7 +97,8 @@ def run(args: argparse.Namespace) -> int:
             f"{peaks[threads].read_gbs:.1f} GB/s read, {peaks[threads].copy_gbs:.1f} GB/s copied (read + written)"
         )
         for name, build in selected.items():
-            results.append(time_case(name, build(kernel), threads, args, peaks[threads], lone))
+            with built(build, kernel) as case:
+                results.append(time_case(name, case, threads, args, peaks[threads], lone))
             process.say(line(results[-1]))
     print(table(results))
     reached = report(wanted, results, list(everything))
@@ -140,6 +144,17 @@ def load(out: Path) -> ModuleType:
 
     module: ModuleType = kernels.get_local_kernel(out, backend="cpu")
     return module
+
+
+@contextmanager
+def built(build: Build, kernel: ModuleType) -> Iterator[dict[str, Any]]:
+    """A case, and at the end what it wants done then."""
+    case = build(kernel)
+    try:
+        yield case
+    finally:
+        if "finish" in case:
+            case["finish"]()
 
 
 def measure_peak(scratch: Path, threads: int, clock: str) -> Peak:

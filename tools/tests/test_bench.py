@@ -120,3 +120,12 @@ def test_contenders_that_differ_are_refused() -> None:
     }
     with pytest.raises(CheckError, match="op/a: result 0 differs from torch"):
         bench.time_case("op/a", case, 1, arguments(), PEAK, {})
+
+
+def test_a_case_is_finished_also_when_it_fails() -> None:
+    done: list[str] = []
+    with pytest.raises(CheckError), bench.built(lambda _: {"finish": lambda: done.append("a")}, bench):
+        raise CheckError("one of the sides fails")
+    with bench.built(lambda _: {}, bench) as case:
+        assert case == {}
+    assert done == ["a"]
