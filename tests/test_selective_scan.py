@@ -235,6 +235,21 @@ def test_poison_stays_in_its_sequence(padfree, device, poison, at):
         assert_same_bits(dirty[name][rows], clean[name][rows], name)
 
 
+@pytest.mark.parametrize("name", ["delta", "A"])
+def test_a_nan_does_not_hide_exponents_out_of_range(padfree, device, name):
+    """The range of a tile is looked at once: steps before the NaN, in its lanes, are so large that decays vanish."""
+    case = forward_only(inputs(shape=(1, 32, 60), device=device))
+    case["delta"][..., 3] = 400.0
+    clean = call(padfree, **case)["out"]
+    case[name] = case[name].clone()
+    if name == "delta":
+        case[name][..., 50] = float("nan")
+        assert_same_bits(call(padfree, **case)["out"][..., :50], clean[..., :50])
+    else:
+        case[name][:4] = float("nan")
+        assert_same_bits(call(padfree, **case)["out"][:, 4:], clean[:, 4:])
+
+
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
 def test_padding_is_not_read(padfree, device, poison):
     case = inputs((1, 20, 0), device=device, lengths=[30, 11], padding=6)

@@ -47,9 +47,10 @@ inline void for_lane_groups(const Block& block, F&& f) {
   }
 }
 
+// The largest magnitude of what is a number: of two operands max gives the second where one is NaN.
 inline float largest(const float* values, int64_t count) {
   Vec most = zero();
-  for (int64_t i = 0; i < count; i += Vec::kLanes) most = max(most, abs(load(values + i)));
+  for (int64_t i = 0; i < count; i += Vec::kLanes) most = max(abs(load(values + i)), most);
   return max_lane(most);
 }
 
@@ -152,7 +153,7 @@ inline void ask_ahead(Strip& s, const Place& at, std::initializer_list<const Vie
   for (const View* view : inputs) *lines++ = lines_of(*view, next);
 }
 
-// Whether no exponent of the tile leaves what exp2_bounded takes. A NaN may say yes: it stays one either way.
+// Whether no exponent of the tile leaves what exp2_bounded takes. A NaN has no say: it stays one either way.
 inline bool is_bounded(const BlockSpace& space, LaneGroup g, const Place& at) {
   return largest(space.dt, at.tokens * kLanes) * space.steepest[g.index] <= 126.0f;
 }
