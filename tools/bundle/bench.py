@@ -16,7 +16,7 @@ A module may also offer ``GOALS``: the rows of the report, with floors and goals
 
 All callables of a case take turns within one process, A/B/A/B; a ratio is that of the medians, its spread the middle
 half of the ratios of single rounds. Allocation policy: every call allocates its results as a user's call would, torch's
-allocator keeps nothing between calls, so large results pay their page faults on both sides. glibc's may keep freed memory
+allocator keeps nothing between calls, so large results pay their page faults on both sides. glibc may keep memory freed
 after large cases: a baseline of many temporaries then takes up to a half less time, so rows of runs that differ in the
 cases before them are not the same measurement.
 """
