@@ -108,7 +108,7 @@ def _row(goal: Goal, rows: Sequence[Result], threads: Sequence[int], cases: int)
 def _reached(goal: Goal, rows: Sequence[Result]) -> str:
     if not rows:
         return ""
-    ratio, low, high = (mean(rows, key) for key in (lambda r: r.ratio, lambda r: r.ratio_low, lambda r: r.ratio_high))
+    ratio, low, high = spread(rows)
     speed = [f"{row.tokens / row.seconds:.0f} tokens/s" for row in rows if row.tokens is not None]
     return " ".join([f"{ratio:.2f} [{low:.2f}, {high:.2f}]", *speed, verdict(goal, rows)]).rstrip()
 
@@ -116,6 +116,15 @@ def _reached(goal: Goal, rows: Sequence[Result]) -> str:
 def mean(rows: Sequence[Result], key: Callable[[Result], float]) -> float:
     """The geometric mean; of one number, the number."""
     return math.prod(map(key, rows)) ** (1 / len(rows))
+
+
+def spread(rows: Sequence[Result]) -> tuple[float, float, float]:
+    """Times faster, and the ends of the middle half of the rounds."""
+    return (
+        mean(rows, lambda row: row.ratio),
+        mean(rows, lambda row: row.ratio_low),
+        mean(rows, lambda row: row.ratio_high),
+    )
 
 
 def threads_in_words(number: int) -> str:

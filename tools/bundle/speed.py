@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bundle.bench_report import Result, mean
+from bundle.bench_report import Result, spread
 from bundle.errors import CheckError
 
 ROWS = (
@@ -68,7 +68,7 @@ def absent(results: Sequence[Result]) -> list[str]:
 def _reached(rows: Sequence[Result]) -> str:
     if not rows:
         return ""
-    ratio, low, high = (mean(rows, key) for key in (lambda r: r.ratio, lambda r: r.ratio_low, lambda r: r.ratio_high))
+    ratio, low, high = spread(rows)
     return f"{_short(ratio)} [{_short(low)}, {_short(high)}]"
 
 
