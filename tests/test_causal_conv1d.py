@@ -273,13 +273,33 @@ def test_update(padfree, seqlen, width, dtype):
             check_update(padfree, *args, activation=None, cache_seqlens=lengths)
 
 
-@pytest.mark.parametrize("dtype", [FP32, BF16], ids=cases.dtype_id)
+@pytest.mark.parametrize("dtype", cases.DTYPES, ids=cases.dtype_id)
 def test_update_of_a_models_cache(padfree, dtype):
     """What transformers hands over: a dense (B, D, 4) state and a transposed (B, 1, D)."""
     _, _, weight, bias = update_inputs(1, 9001, 1, 4, 4, dtype)
     x = cases.randn(2, 1, 9001, dtype=dtype).transpose(1, 2)
     out = check_update(padfree, x, cases.randn(2, 9001, 4, dtype=dtype, seed=3), weight, bias)
     assert out.transpose(1, 2).is_contiguous()
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES, ids=cases.dtype_id)
+def test_update_of_one_time_with_strides_changes_no_bit(padfree, dtype):
+    """Dense arguments go through a loop of their own; here each of them lies apart in turn, among NaN."""
+    dense = (
+        cases.randn(2, 21, 1, dtype=dtype),
+        *(cases.randn(*shape, dtype=dtype, seed=3) for shape in ((2, 21, 4), (21, 4), (21,))),
+    )
+    wanted_state = dense[1].clone()
+    wanted = padfree.causal_conv1d_update(dense[0], wanted_state, *dense[2:], "silu")
+    for i in range(len(dense)):
+        given = [tensor.clone() for tensor in dense]
+        given[i] = given[i].repeat_interleave(2, -1)[..., ::2]
+        given[i]._base[..., 1::2] = float("nan")
+        assert_same_bits(padfree.causal_conv1d_update(*given, "silu"), wanted)
+        assert_same_bits(given[1], wanted_state)
+    one = dense[3][:1].expand(21)
+    wanted = padfree.causal_conv1d_update(dense[0], dense[1].clone(), dense[2], one.contiguous(), "silu")
+    assert_same_bits(padfree.causal_conv1d_update(dense[0], dense[1].clone(), dense[2], one, "silu"), wanted)
 
 
 def test_update_without_a_time_dimension(padfree):

@@ -2,6 +2,7 @@
 // clang-format off: the bodies are written against the vector type that comes first
 #include "../../common/cpu/vec_avx2.h"
 #include "../../common/cpu/vec_avx2_pair.h"
+#include "../../common/cpu/vec_avx2_quads.h"
 #include "../../common/cpu/vec_math.h"
 #define PADFREE_ISA avx2
 #include "kernel.h"

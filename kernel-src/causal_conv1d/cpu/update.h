@@ -1,9 +1,12 @@
 // The step of decoding: one or a few times, and a state that is read, then moved on. Included by kernel.h.
 //
 // A task owns some batch rows times one block of channels; kLanes channels go together, all times in a row.
-// What a model's cache holds, a dense (D, 4) state beside a dense (D, 4) weight and one new time, is read and
-// written by transposes in registers (load_quads); everything else value by value.
+// What a model's cache holds, a dense (D, 4) state beside a dense (D, 4) weight and one new time, goes
+// through a loop of its own, which reads and moves four values of kLanes channels in registers (step_quads);
+// everything else value by value.
 #pragma once
+
+#include "../../common/cpu/vec_quads.h"
 
 namespace padfree::causal_conv1d::PADFREE_ISA {
 namespace {
@@ -31,14 +34,8 @@ struct Filter {
 
   Filter(const UpdateParams& p, int64_t channel, int lanes) {
     const T* weight = static_cast<const T*>(p.weight) + channel * p.weight_channel_stride;
-    if (W == 4 && p.weight_tap_stride == 1 && lanes == Vec::kLanes) {
-      Vec quad[4];
-      load_quads(weight, p.weight_channel_stride, quad);
-      for (int k = 0; k < W; ++k) tap[k] = quad[k];
-    } else {
-      for (int k = 0; k < W; ++k) {
-        tap[k] = gather(weight + k * p.weight_tap_stride, p.weight_channel_stride, lanes);
-      }
+    for (int k = 0; k < W; ++k) {
+      tap[k] = gather(weight + k * p.weight_tap_stride, p.weight_channel_stride, lanes);
     }
     bias = p.bias == nullptr
                ? zero()
@@ -77,23 +74,37 @@ inline void move_state(const UpdateParams& p, int64_t batch, int64_t channel, T*
   }
 }
 
+// Whether the rows are what step_quads takes.
+inline bool in_quads(const UpdateParams& p) {
+  return p.width == 4 && p.weight_tap_stride == 1 && p.weight_channel_stride == 4 &&
+         (p.bias == nullptr || p.bias_stride == 1) && p.state_length == 4 && p.state.time_stride == 1 &&
+         p.state.channel_stride == 4 && p.position == nullptr && p.seqlen == 1 && p.x.channel_stride == 1 &&
+         p.out.channel_stride == 1;
+}
+
+// One new time of the channels that fill vectors; returns how many. A loop without strides: its constants and
+// pointers stay in registers.
+template <typename T, typename TW, bool Silu>
+[[gnu::noinline, gnu::flatten]] int64_t step_quads(const T* x, const TW* weight, const TW* bias, T* state,
+                                                   T* out, int64_t channels) {
+  int64_t c = 0;
+  for (; c + Vec::kLanes <= channels; c += Vec::kLanes) {
+    Vec tap[4], window[4];
+    load_dense_quads(weight + 4 * c, tap);
+    advance_dense_quads(state + 4 * c, x + c, window);
+    Vec pre = bias == nullptr ? zero() : load(bias + c);
+    for (int k = 0; k < 4; ++k) pre = fma(tap[k], window[k], pre);
+    store(out + c, activation<Silu>(pre));
+  }
+  return c;
+}
+
 template <typename T, typename TW, int W, bool Silu>
 inline void update_lanes(const UpdateParams& p, int64_t batch, int64_t channel, int lanes, T* state) {
   const Filter<TW, W> filter(p, channel, lanes);
   const T* x = at<T>(p.x, batch, channel, 0);
   T* out = at<T>(p.out, batch, channel, 0);
   const int64_t x_stride = p.x.channel_stride, state_stride = p.state.channel_stride;
-  if (W == 4 && p.state_length == 4 && p.seqlen == 1 && p.position == nullptr && p.state.time_stride == 1 &&
-      lanes == Vec::kLanes) {
-    Vec held[4];
-    load_quads(state, state_stride, held);
-    const Vec moved[4] = {held[1], held[2], held[3], gather(x, x_stride, lanes)};
-    Vec window[W];
-    for (int k = 0; k < W; ++k) window[k] = moved[k];
-    scatter(out, p.out.channel_stride, filter.template apply<Silu>(window), lanes);
-    store_quads(state, state_stride, moved);
-    return;
-  }
   Vec window[W];
   for (int k = 1; k < W; ++k) {
     window[k] = gather(state + slot_before(p, batch, W - k) * p.state.time_stride, state_stride, lanes);
@@ -114,6 +125,13 @@ template <typename T, typename TW, int W, bool Silu>
       for (int64_t c = c0; c < c1; ++c) *at<T>(p.out, batch, c, t) = T{};
     }
     return;
+  }
+  if constexpr (W == 4) {
+    if (in_quads(p)) {
+      const TW* bias = p.bias == nullptr ? nullptr : static_cast<const TW*>(p.bias) + c0;
+      c0 += step_quads<T, TW, Silu>(at<T>(p.x, batch, c0, 0), static_cast<const TW*>(p.weight) + 4 * c0, bias,
+                                    at<T>(p.state, index, c0, 0), at<T>(p.out, batch, c0, 0), c1 - c0);
+    }
   }
   for_vectors(c1 - c0, [&](int64_t c, int lanes) {
     update_lanes<T, TW, W, Silu>(p, batch, c0 + c, lanes, at<T>(p.state, index, c0 + c, 0));

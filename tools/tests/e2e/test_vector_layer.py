@@ -21,7 +21,11 @@ ROOT = Path(__file__).resolve().parents[3]
 
 _SOURCE = """
 #include "common/cpu/vec_{isa}.h"
+#if __has_include("common/cpu/vec_{isa}_quads.h")
+#include "common/cpu/vec_{isa}_quads.h"
+#endif
 #include "common/cpu/vec_math.h"
+#include "common/cpu/vec_quads.h"
 using namespace padfree;
 #define EACH(NAME, IN, OUT, EXPR) \\
   extern "C" void NAME(const IN* in, OUT* out, long n) {{ \\
@@ -59,6 +63,23 @@ extern "C" void quads_float32(const float* in, float* out, float* apart, long st
 }}
 extern "C" void quads_bfloat16(const BFloat16* in, BFloat16* out, float* apart, long stride) {{
   quads(in, out, apart, stride);
+}}
+template <typename T>
+static void advance(T* places, const T* next, float* before, float* after) {{
+  Vec q[4];
+  load_dense_quads(places, q);
+  for (int k = 0; k < 4; ++k) store(before + k * Vec::kLanes, q[k]);
+  advance_dense_quads(places, next, q);
+  for (int k = 0; k < 4; ++k) store(after + k * Vec::kLanes, q[k]);
+}}
+extern "C" void advance_float32(float* places, const float* next, float* before, float* after) {{
+  advance(places, next, before, after);
+}}
+extern "C" void advance_bfloat16(BFloat16* places, const BFloat16* next, float* before, float* after) {{
+  advance(places, next, before, after);
+}}
+extern "C" void advance_float16(Float16* places, const Float16* next, float* before, float* after) {{
+  advance(places, next, before, after);
 }}
 extern "C" int lanes() {{ return Vec::kLanes; }}
 """
@@ -209,3 +230,19 @@ def test_quads_touch_four_neighbours_of_each_place_and_nothing_else(layer: ctype
     assert torch.equal(apart, places[:, :4].T.float())
     assert torch.equal(out.reshape(lanes, stride)[:, :4], places[:, :4])
     assert (out.reshape(lanes, stride)[:, 4:] == -1).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_dense_quads_move_on_by_one_value(layer: ctypes.CDLL, dtype: torch.dtype) -> None:
+    lanes = layer.lanes()
+    values = torch.arange(5 * lanes + 4).to(dtype)  # whole numbers, which each of the dtypes holds
+    places, next_values = values[: 4 * lanes].clone().reshape(lanes, 4), values[4 * lanes : 5 * lanes]
+    surrounded = torch.cat([places.reshape(-1), torch.full((4,), -1).to(dtype)])
+    before, after = torch.empty(4, lanes), torch.empty(4, lanes)
+    name = f"advance_{str(dtype).removeprefix('torch.')}"
+    getattr(layer, name)(*(ctypes.c_void_p(t.data_ptr()) for t in (surrounded, next_values, before, after)))
+    moved = torch.cat([places[:, 1:], next_values[:, None]], 1)
+    assert torch.equal(before, places.T.float())
+    assert torch.equal(after, moved.T.float())
+    assert torch.equal(surrounded[: 4 * lanes].reshape(lanes, 4), moved)
+    assert (surrounded[4 * lanes :] == -1).all()
