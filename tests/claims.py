@@ -5,7 +5,7 @@ README.md and docs/, and `make lint` fails where a document or a named test is n
 claim whose tests were all skipped fails the run (conftest.py). These modules import nothing but the standard library.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ def shown(words, *tests, arguments=""):
 
 @dataclass(frozen=True)
 class Feature:
-    """A row of the features table: functions that one kernel computes.
+    """A row of the features table: functions that one kernel computes, ``module.function`` where a module holds them.
 
     ``op`` is the name in build.toml, whose sections say on which backends and instruction sets it is built; None where
     plain torch computes it. ``title`` replaces the list of functions.
@@ -64,13 +64,22 @@ class Original:
 
 @dataclass(frozen=True)
 class Package:
-    """A package people come from. ``exports``: every name its public modules offer, read in ``source``."""
+    """A package people come from. ``exports``: every name its public modules offer, read in ``source``.
+
+    ``modules``: where the bundle has what some of these modules offer, if not at its top.
+    """
 
     name: str
     version: str
     source: str
     exports: dict[str, tuple[str, ...]]
     originals: tuple[Original, ...]
+    modules: dict[str, str] = field(default_factory=dict)
+
+    def place(self, bundle, original):
+        """The bundle, or the module of it, where an original's names are or are not."""
+        module = self.modules.get(original.home)
+        return getattr(bundle, module) if module else bundle
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,9 @@ PACKED = "test_attention_packed.py::test_"
 KVCACHE = "test_attention_kvcache.py::test_"
 MASK = "test_attention_mask.py::test_"
 STACKED = "test_attention_stacked.py::test_"
+FA3 = "test_flash_attention_3.py::test_"
+PADDING = "test_bert_padding.py::test_"
+ROTARY = "test_rotary.py::test_"
 DETERMINISM = "test_attention_determinism.py::test_"
 PROPERTIES = "test_attention_properties.py::test_"
 COMPILE = "test_attention_compile.py::test_"
@@ -117,6 +120,137 @@ FEATURES = (
                 "and the options above",
                 f"{KVCACHE}options",
                 arguments="softmax_scale causal window_size softcap alibi_slopes s_aux learnable_sink",
+            ),
+        ),
+    ),
+    Feature(
+        functions=(
+            "flash_attention_3.flash_attn_func",
+            "flash_attention_3.flash_attn_varlen_func",
+            "flash_attention_3.flash_attn_qkvpacked_func",
+            "flash_attention_3.flash_attn_with_kvcache",
+            "flash_attention_3.get_scheduler_metadata",
+        ),
+        title="`flash_attention_3`: the functions of `flash_attn_interface`, in FlashAttention 3's order of arguments",
+        op="attention",
+        dtypes=shown("the same", f"{FA3}heads_side_by_side", f"{FA3}packed_queries"),
+        forward=shown(
+            "yes",
+            f"{FA3}every_argument_in_its_place",
+            f"{FA3}every_argument_of_the_cache_in_its_place",
+            arguments=(
+                "q k v k_cache v_cache cu_seqlens_k max_seqlen_k seqused_q seqused_k softmax_scale causal window_size "
+                "softcap deterministic return_attn_probs return_softmax_lse cache_seqlens page_table rotary_cos "
+                "rotary_sin rotary_interleaved"
+            ),
+        ),
+        backward=shown("as above", f"{FA3}every_argument_in_its_place", f"{FA3}packed_errors"),
+        options=(
+            shown("all heads side by side", f"{FA3}heads_side_by_side", arguments="qkv num_heads_q"),
+            shown(
+                "queries of a cache packed",
+                f"{FA3}packed_queries",
+                f"{FA3}packed_queries_of_whole_rows",
+                arguments="cu_seqlens_q max_seqlen_q",
+            ),
+            shown(
+                "sinks, dropout, cache rows and left padding as above",
+                f"{FA3}what_transformers_passes_by_name",
+                f"{FA3}rows_of_the_cache_leftpad_and_sinks",
+                arguments="s_aux learnable_sink dropout_p block_table cache_batch_idx cache_leftpad",
+            ),
+            shown(
+                "what plans its kernels' work taken, and changes no bit",
+                f"{FA3}every_argument_in_its_place",
+                f"{FA3}every_argument_of_the_cache_in_its_place",
+                arguments=(
+                    "num_splits pack_gqa sm_margin scheduler_metadata batch_size max_seqlen_k_new num_heads_kv headdim "
+                    "headdim_v qkv_dtype page_size has_softcap"
+                ),
+            ),
+            shown(
+                "`qv`, float8 and chunks refused",
+                f"{FA3}refused_by_name",
+                arguments="qv q_descale k_descale v_descale attention_chunk cu_seqlens_k_new rotary_seqlens",
+            ),
+        ),
+    ),
+    Feature(
+        functions=("flash_attention_3.flash_attn_combine",),
+        op=None,
+        dtypes=shown("float32, bfloat16, float16; float32 log-sum-exp", f"{FA3}parts_by_the_formula"),
+        forward=shown("yes", f"{FA3}parts_merge", arguments="out_partial lse_partial"),
+        backward=shown("yes", f"{FA3}parts_merge"),
+        options=(
+            shown("parts without keys", f"{FA3}parts_by_the_formula"),
+            shown("a place to write to", f"{FA3}parts_into_a_given_place", arguments="out out_dtype"),
+        ),
+    ),
+    Feature(
+        functions=(
+            "bert_padding.unpad_input",
+            "bert_padding.unpad_input_for_concatenated_sequences",
+            "bert_padding.pad_input",
+            "bert_padding.index_first_axis",
+            "bert_padding.index_first_axis_residual",
+            "bert_padding.index_put_first_axis",
+        ),
+        title="`bert_padding`: `unpad_input`, `pad_input` and the functions beside them",
+        op=None,
+        dtypes=shown("any", f"{PADDING}there_and_back", f"{PADDING}masks_of_every_dtype"),
+        forward=shown(
+            "yes",
+            f"{PADDING}there_and_back",
+            f"{PADDING}any_layout_and_int32_indices",
+            arguments="hidden_states attention_mask indices batch seqlen input values first_axis_dim",
+        ),
+        backward=shown("yes", f"{PADDING}gradients", f"{PADDING}fullgraph"),
+        options=(
+            shown(
+                "padding anywhere, unused tokens",
+                f"{PADDING}unused_tokens_are_kept_and_not_attended_to",
+                arguments="unused_mask",
+            ),
+            shown(
+                "several samples a row",
+                f"{PADDING}rows_of_several_samples",
+                arguments="attention_mask_in_length",
+            ),
+        ),
+    ),
+    Feature(
+        functions=(
+            "rotary.apply_rotary_emb",
+            "rotary.apply_rotary_emb_func",
+            "rotary.apply_rotary_emb_qkv_",
+            "rotary.apply_rotary_emb_kv_",
+            "rotary.apply_rotary_emb_torch",
+            "rotary.apply_rotary",
+            "rotary.rotate_half",
+            "rotary.RotaryEmbedding",
+        ),
+        title="`rotary`: `apply_rotary_emb`, its `qkv` and `kv` forms, `RotaryEmbedding`",
+        op=None,
+        dtypes=shown(f"{ALL_DTYPES}; float32 arithmetic", f"{ROTARY}against_float64"),
+        forward=shown(
+            "yes",
+            f"{ROTARY}against_float64",
+            f"{ROTARY}layout_changes_no_bit",
+            f"{ROTARY}reference_forms",
+            arguments="x cos sin conjugate",
+        ),
+        backward=shown("yes", f"{ROTARY}against_float64", f"{ROTARY}fullgraph"),
+        options=(
+            shown("both styles", f"{ROTARY}against_float64", arguments="interleaved"),
+            shown("in place", f"{ROTARY}against_float64", f"{ROTARY}layout_changes_no_bit", arguments="inplace"),
+            shown("offsets", f"{ROTARY}against_float64", arguments="seqlen_offsets"),
+            shown("`cu_seqlens`", f"{ROTARY}packed", arguments="cu_seqlens max_seqlen"),
+            shown("stacked", f"{ROTARY}stacked", arguments="qkv kv cos_k sin_k num_heads_q"),
+            shown(
+                "tables of its own, XPos",
+                f"{ROTARY}tables",
+                f"{ROTARY}scaled_tables",
+                arguments="dim base scale_base device",
             ),
         ),
     ),
@@ -401,8 +535,8 @@ WAYS = (
         arguments="back_flash_attention",
     ),
     shown(
-        "`padfree.install_as_packages()` | `causal_conv1d`, `fla` and `mamba_ssm` find this bundle; call it before the "
-        "modelling file is imported",
+        "`padfree.install_as_packages()` | `flash_attn`, `flash_attn_interface`, `causal_conv1d`, `fla` and "
+        "`mamba_ssm` find this bundle; call it before the file that imports them",
         "test_packages.py::test_install_as_packages",
         arguments="install_as_packages",
     ),

@@ -18,14 +18,19 @@ _FLASH += "deterministic=False, return_attn_probs=False"
 _VARLEN = "cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, "
 _PROBS = "the third result of `return_attn_probs` is None, not the dropout mask; the same seed drops other weights"
 
-_PADDING = (
-    *("index_first_axis", "index_put_first_axis", "index_first_axis_residual"),
-    *("unpad_input", "unpad_input_for_concatenated_sequences", "pad_input"),
+_FUNCTIONS = (
+    *("flash_attn_func", "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_func"),
+    *("flash_attn_varlen_kvpacked_func", "flash_attn_varlen_qkvpacked_func", "flash_attn_with_kvcache"),
 )
-_ROTARY = (
-    *("rotate_half", "apply_rotary_emb_torch", "apply_rotary_emb"),
-    *("apply_rotary_emb_qkv_", "apply_rotary_emb_kv_", "RotaryEmbedding"),
+_PARTS = (
+    *("maybe_contiguous", "round_multiple", "FlashAttnQKVPackedFunc", "FlashAttnVarlenQKVPackedFunc"),
+    *("FlashAttnKVPackedFunc", "FlashAttnVarlenKVPackedFunc", "FlashAttnFunc", "FlashAttnVarlenFunc"),
+    *("_flash_attn_forward", "_flash_attn_varlen_forward", "_flash_attn_backward", "_flash_attn_varlen_backward"),
 )
+_INDEX_TESTS = ("test_bert_padding.py::test_gradients", "test_bert_padding.py::test_index_errors")
+_UNPAD_TESTS = ("test_bert_padding.py::test_there_and_back", "test_bert_padding.py::test_unused_mask_errors")
+_ROTARY_TESTS = ("test_rotary.py::test_against_float64", "test_rotary.py::test_errors")
+_FAR = "a position past the tables is refused, not left unturned"
 
 
 def _flash(name, tensors, more=""):
@@ -48,17 +53,26 @@ FLASH_ATTN = Package(
     source="flash_attn-2.8.3.tar.gz on PyPI",
     exports={
         "flash_attn": (
-            "flash_attn_func",
-            "flash_attn_kvpacked_func",
-            "flash_attn_qkvpacked_func",
-            "flash_attn_varlen_func",
-            "flash_attn_varlen_kvpacked_func",
-            "flash_attn_varlen_qkvpacked_func",
-            "flash_attn_with_kvcache",
+            *_FUNCTIONS,
+            *("flash_attn_triton", "flash_attn_triton_amd", "flash_attn_triton_og", "cute"),
+            *("flash_blocksparse_attention", "flash_blocksparse_attn_interface"),
+            *("losses", "models", "modules", "utils"),
         ),
-        "flash_attn.bert_padding": _PADDING,
-        "flash_attn.layers.rotary": _ROTARY,
-        "flash_attn.losses.cross_entropy": ("CrossEntropyLoss",),
+        "flash_attn.flash_attn_interface": (*_FUNCTIONS, *_PARTS),
+        "flash_attn.bert_padding": (
+            *("index_first_axis", "index_put_first_axis", "index_first_axis_residual"),
+            *("unpad_input", "unpad_input_for_concatenated_sequences", "pad_input"),
+            *("IndexFirstAxis", "IndexPutFirstAxis", "IndexFirstAxisResidual"),
+        ),
+        "flash_attn.layers": ("patch_embed",),
+        "flash_attn.layers.rotary": (
+            *("rotate_half", "apply_rotary_emb_torch", "apply_rotary_emb", "apply_rotary_emb_func"),
+            *("apply_rotary_emb_qkv_", "apply_rotary_emb_kv_", "RotaryEmbedding"),
+            *("ApplyRotaryEmb", "ApplyRotaryEmbQKV_", "ApplyRotaryEmbKV_"),
+        ),
+        "flash_attn.ops": ("activations", "fused_dense", "layer_norm", "rms_norm"),
+        "flash_attn.ops.triton": ("cross_entropy", "k_activations", "layer_norm", "linear", "mlp"),
+        "flash_attn.ops.triton.rotary": ("apply_rotary", "rotary_kernel"),
     },
     originals=(
         _flash("flash_attn_func", "q, k, v"),
@@ -81,23 +95,286 @@ FLASH_ATTN = Package(
         ),
         Original(
             home="flash_attn.bert_padding",
-            names=_PADDING,
+            names=("unpad_input",),
+            verdict="differs",
+            words="masks of other numbers than 0 and 1, and an unused token before a used one, are refused",
+            signature="hidden_states, attention_mask, unused_mask=None",
+            tests=_UNPAD_TESTS,
+        ),
+        Original(
+            home="flash_attn.bert_padding",
+            names=("unpad_input_for_concatenated_sequences",),
+            verdict="same",
+            signature="hidden_states, attention_mask_in_length",
+            tests=("test_bert_padding.py::test_rows_of_several_samples",),
+        ),
+        Original(
+            home="flash_attn.bert_padding",
+            names=("pad_input",),
+            verdict="differs",
+            words="a place named twice is refused",
+            signature="hidden_states, indices, batch, seqlen",
+            tests=_INDEX_TESTS,
+        ),
+        Original(
+            home="flash_attn.bert_padding",
+            names=("index_put_first_axis",),
+            verdict="differs",
+            words="a place named twice is refused",
+            signature="values, indices, first_axis_dim",
+            tests=_INDEX_TESTS,
+        ),
+        Original(
+            home="flash_attn.bert_padding",
+            names=("index_first_axis", "index_first_axis_residual"),
+            verdict="differs",
+            words="the gradient of a row taken twice is the sum; `index_first_axis` of the original keeps one of them",
+            signature="input, indices",
+            tests=_INDEX_TESTS,
+        ),
+        Original(
+            home="flash_attn.bert_padding",
+            names=("IndexFirstAxis", "IndexPutFirstAxis", "IndexFirstAxisResidual"),
             verdict="refused",
-            words="plain indexing; a batch that the collator packs was never padded",
+            words="call the functions",
         ),
         Original(
             home="flash_attn.layers.rotary",
-            names=_ROTARY,
-            verdict="refused",
-            words="rotate before the call, or let `flash_attn_with_kvcache` do it",
+            names=("apply_rotary_emb", "apply_rotary_emb_func"),
+            verdict="differs",
+            words=f"{_FAR}; `max_seqlen` may be left out",
+            signature=(
+                "x, cos, sin, interleaved=False, inplace=False, seqlen_offsets=0, cu_seqlens=None, max_seqlen=None"
+            ),
+            tests=(*_ROTARY_TESTS, "test_rotary.py::test_packed"),
         ),
         Original(
-            home="flash_attn.losses.cross_entropy",
-            names=("CrossEntropyLoss",),
+            home="flash_attn.layers.rotary",
+            names=("apply_rotary_emb_qkv_",),
+            verdict="differs",
+            words=_FAR,
+            signature=("qkv, cos, sin, cos_k=None, sin_k=None, interleaved=False, seqlen_offsets=0, num_heads_q=None"),
+            tests=("test_rotary.py::test_stacked", *_ROTARY_TESTS),
+        ),
+        Original(
+            home="flash_attn.layers.rotary",
+            names=("apply_rotary_emb_kv_",),
+            verdict="differs",
+            words=_FAR,
+            signature="kv, cos, sin, interleaved=False, seqlen_offsets=0",
+            tests=("test_rotary.py::test_stacked_keys_and_values", *_ROTARY_TESTS),
+        ),
+        Original(
+            home="flash_attn.layers.rotary",
+            names=("apply_rotary_emb_torch",),
+            verdict="differs",
+            words="computes in float32 and gives the dtype of x",
+            signature="x, cos, sin, interleaved=False",
+            tests=("test_rotary.py::test_reference_forms",),
+        ),
+        Original(
+            home="flash_attn.layers.rotary",
+            names=("rotate_half",),
+            verdict="same",
+            signature="x, interleaved=False",
+            tests=("test_rotary.py::test_reference_forms",),
+        ),
+        Original(
+            home="flash_attn.layers.rotary",
+            names=("RotaryEmbedding",),
+            verdict="same",
+            signature="dim, base=10000.0, interleaved=False, scale_base=None, device=None",
+            tests=("test_rotary.py::test_tables", "test_rotary.py::test_scaled_tables"),
+        ),
+        Original(
+            home="flash_attn.layers.rotary",
+            names=("ApplyRotaryEmb", "ApplyRotaryEmbQKV_", "ApplyRotaryEmbKV_"),
             verdict="refused",
-            words="`torch.nn.CrossEntropyLoss`",
+            words="call the functions",
+        ),
+        Original(
+            home="flash_attn.ops.triton.rotary",
+            names=("apply_rotary",),
+            verdict="differs",
+            words=_FAR,
+            signature=(
+                "x, cos, sin, seqlen_offsets=0, cu_seqlens=None, max_seqlen=None, interleaved=False, inplace=False, "
+                "conjugate=False"
+            ),
+            tests=("test_rotary.py::test_conjugate_turns_back", *_ROTARY_TESTS),
+        ),
+        Original(
+            home="flash_attn.ops.triton.rotary",
+            names=("rotary_kernel",),
+            verdict="refused",
+            words="Triton code; `apply_rotary` is the same in torch",
+        ),
+        Original(
+            home="flash_attn.flash_attn_interface",
+            names=_PARTS,
+            verdict="refused",
+            words=(
+                "parts of the functions; to merge results of parts of the keys take `return_attn_probs`, whose "
+                "log-sum-exp is differentiable, or `flash_attn_combine` of FlashAttention 3"
+            ),
+        ),
+        Original(
+            home="flash_attn",
+            names=("flash_attn_triton", "flash_attn_triton_amd", "flash_attn_triton_og", "cute"),
+            verdict="refused",
+            words="the same attention for GPUs, as Triton and CuTe code, with signatures of their own",
+        ),
+        Original(
+            home="flash_attn",
+            names=("flash_blocksparse_attention", "flash_blocksparse_attn_interface"),
+            verdict="refused",
+            words="for version 1 only; `attention_with_mask` skips the blocks that a mask empties",
+        ),
+        Original(
+            home="flash_attn",
+            names=("losses", "models", "modules", "utils"),
+            verdict="refused",
+            words="no attention function: transformers' or torch's own (`torch.nn.CrossEntropyLoss`)",
+        ),
+        Original(
+            home="flash_attn.ops",
+            names=("activations", "fused_dense", "layer_norm", "rms_norm"),
+            verdict="refused",
+            words="no attention: torch's own (`torch.nn.RMSNorm`), which `torch.compile` fuses",
+        ),
+        Original(
+            home="flash_attn.ops.triton",
+            names=("cross_entropy", "k_activations", "layer_norm", "linear", "mlp"),
+            verdict="refused",
+            words="no attention: torch's own, which `torch.compile` fuses",
+        ),
+        Original(
+            home="flash_attn.layers",
+            names=("patch_embed",),
+            verdict="refused",
+            words="no attention: a `torch.nn.Conv2d`",
         ),
     ),
+    modules={
+        "flash_attn.bert_padding": "bert_padding",
+        "flash_attn.layers.rotary": "rotary",
+        "flash_attn.ops.triton.rotary": "rotary",
+    },
+)
+
+_NOT_TAKEN = "`qv`, descales (float8) and `attention_chunk` are refused"
+_FA3_TESTS = (
+    "test_flash_attention_3.py::test_every_argument_in_its_place",
+    "test_flash_attention_3.py::test_refused_by_name",
+)
+_FA3 = "window_size=(-1, -1), attention_chunk=0, softcap=0.0, num_splits=1, pack_gqa=None, deterministic=False, "
+_FA3 += "sm_margin=0, return_attn_probs=False"
+_DESCALES = "q_descale=None, k_descale=None, v_descale=None, "
+
+FLASH_ATTENTION_3 = Package(
+    name="flash_attn_interface",
+    version="of FlashAttention 3.0",
+    source=(
+        "hopper/flash_attn_interface.py of Dao-AILab/flash-attention at 01afd16; before September 2025 "
+        "`flash_attn_func` returned a tuple"
+    ),
+    exports={
+        "flash_attn_interface": (
+            *("flash_attn_func", "flash_attn_varlen_func", "flash_attn_qkvpacked_func", "flash_attn_with_kvcache"),
+            *("flash_attn_combine", "get_scheduler_metadata"),
+            *("maybe_contiguous", "round_multiple", "round_up_headdim", "setup_context"),
+            *("FlashAttnQKVPackedFunc", "FlashAttnFunc", "FlashAttnVarlenFunc"),
+            *("_flash_attn_forward", "_flash_attn_backward"),
+        )
+    },
+    originals=(
+        Original(
+            home="flash_attn_interface",
+            names=("flash_attn_func",),
+            verdict="differs",
+            words=_NOT_TAKEN,
+            signature=f"q, k, v, softmax_scale=None, causal=False, qv=None, {_DESCALES}{_FA3}",
+            tests=_FA3_TESTS,
+        ),
+        Original(
+            home="flash_attn_interface",
+            names=("flash_attn_varlen_func",),
+            verdict="differs",
+            words=_NOT_TAKEN,
+            signature=(
+                f"q, k, v, {_VARLEN}seqused_q=None, seqused_k=None, softmax_scale=None, causal=False, qv=None, "
+                f"{_DESCALES}{_FA3}"
+            ),
+            tests=_FA3_TESTS,
+        ),
+        Original(
+            home="flash_attn_interface",
+            names=("flash_attn_qkvpacked_func",),
+            verdict="differs",
+            words=_NOT_TAKEN,
+            signature=(
+                f"qkv, softmax_scale=None, causal=False, {_DESCALES}window_size=(-1, -1), attention_chunk=0, "
+                "softcap=0.0, deterministic=False, num_heads_q=None, sm_margin=0, return_attn_probs=False"
+            ),
+            tests=("test_flash_attention_3.py::test_heads_side_by_side", *_FA3_TESTS),
+        ),
+        Original(
+            home="flash_attn_interface",
+            names=("flash_attn_with_kvcache",),
+            verdict="differs",
+            words=(
+                f"{_NOT_TAKEN}, so are `rotary_seqlens`, and beside `cu_seqlens_q` new keys, rotary and left padding; "
+                "the parts of its splits come back as None"
+            ),
+            signature=(
+                "q, k_cache, v_cache, k=None, v=None, qv=None, rotary_cos=None, rotary_sin=None, cache_seqlens=None, "
+                "cache_batch_idx=None, cache_leftpad=None, page_table=None, cu_seqlens_q=None, cu_seqlens_k_new=None, "
+                f"max_seqlen_q=None, rotary_seqlens=None, {_DESCALES}softmax_scale=None, causal=False, "
+                "window_size=(-1, -1), attention_chunk=0, softcap=0.0, rotary_interleaved=True, "
+                "scheduler_metadata=None, num_splits=0, pack_gqa=None, sm_margin=0, return_softmax_lse=False"
+            ),
+            tests=(
+                "test_flash_attention_3.py::test_every_argument_of_the_cache_in_its_place",
+                "test_flash_attention_3.py::test_packed_queries",
+                "test_flash_attention_3.py::test_packed_errors",
+                *_FA3_TESTS,
+            ),
+        ),
+        Original(
+            home="flash_attn_interface",
+            names=("flash_attn_combine",),
+            verdict="same",
+            signature="out_partial, lse_partial, out=None, out_dtype=None",
+            tests=(
+                "test_flash_attention_3.py::test_parts_merge",
+                "test_flash_attention_3.py::test_parts_by_the_formula",
+            ),
+        ),
+        Original(
+            home="flash_attn_interface",
+            names=("get_scheduler_metadata",),
+            verdict="differs",
+            words="an empty tensor: these kernels plan no work ahead",
+            signature=(
+                "batch_size, max_seqlen_q, max_seqlen_k, num_heads_q, num_heads_kv, headdim, cache_seqlens, "
+                "qkv_dtype=torch.bfloat16, headdim_v=None, cu_seqlens_q=None, cu_seqlens_k_new=None, "
+                "cache_leftpad=None, page_size=None, max_seqlen_k_new=0, causal=False, window_size=(-1, -1), "
+                "attention_chunk=0, has_softcap=False, num_splits=0, pack_gqa=None, sm_margin=0"
+            ),
+            tests=("test_flash_attention_3.py::test_every_argument_of_the_cache_in_its_place",),
+        ),
+        Original(
+            home="flash_attn_interface",
+            names=(
+                *("maybe_contiguous", "round_multiple", "round_up_headdim", "setup_context"),
+                *("FlashAttnQKVPackedFunc", "FlashAttnFunc", "FlashAttnVarlenFunc"),
+                *("_flash_attn_forward", "_flash_attn_backward"),
+            ),
+            verdict="refused",
+            words="parts of the functions",
+        ),
+    ),
+    modules={"flash_attn_interface": "flash_attention_3"},
 )
 
 CAUSAL_CONV1D = Package(
@@ -395,4 +672,4 @@ MAMBA_SSM = Package(
     ),
 )
 
-PACKAGES = (FLASH_ATTN, CAUSAL_CONV1D, FLA, MAMBA_SSM)
+PACKAGES = (FLASH_ATTN, FLASH_ATTENTION_3, CAUSAL_CONV1D, FLA, MAMBA_SSM)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import attention_allowance
 import torch
 from perturbation import SAMPLES, Perturbation, repeated, spread
-from tolerance import FUNCTION_ULPS, gamma, rounded, unit_roundoff
+from tolerance import FUNCTION_ULPS, dot_allowance, gamma, rounded, unit_roundoff
 
 
 def on_the_cpu(oracle):
@@ -195,6 +195,35 @@ def _as_called(name, tensor, q, k):
     if name == "out" and q.dim() == 4:
         return tensor.unflatten(0, q.shape[:2])
     return tensor
+
+
+# ---- rotary ----------------------------------------------------------------------------------------------------------
+
+
+@on_the_cpu
+def rotary(x, cos, sin, positions, interleaved, dout):
+    """Each pair (a, b) of x (B, S, H, D) as (a cos - b sin, a sin + b cos) of its position (B, S) and frequency.
+
+    Two products and a sum an element; what lies past the turned width is exact. Returns out and dx.
+    """
+    width = 2 * cos.shape[1]
+    pairs = torch.arange(width).view(-1, 2) if interleaved else torch.arange(width).view(2, -1).T
+
+    def turned(x, cos, sin):
+        first, second = x[..., pairs[:, 0]], x[..., pairs[:, 1]]
+        out = x.clone()
+        out[..., pairs[:, 0]], out[..., pairs[:, 1]] = first * cos - second * sin, first * sin + second * cos
+        return out
+
+    def result(x, cos, sin):
+        wanted, magnitude = turned(x.double(), cos, sin), turned(x.double().abs(), cos.abs(), -sin.abs())
+        magnitude = torch.maximum(magnitude, turned(x.double().abs(), cos.abs(), sin.abs()))
+        allowance = dot_allowance(wanted, magnitude, 2, x.dtype)
+        allowance[..., width:] = 0
+        return wanted, allowance
+
+    cos, sin = (table.double()[positions][:, :, None] for table in (cos, sin))
+    return {"out": result(x, cos, sin), "dx": result(dout, cos, -sin)}
 
 
 # ---- causal_conv1d ---------------------------------------------------------------------------------------------------

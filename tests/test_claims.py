@@ -3,33 +3,40 @@
 import inspect
 import subprocess
 import sys
+from operator import attrgetter
 from types import SimpleNamespace
 
 import pytest
+import torch
 from claims import named_tests
 from claims_features import FEATURES, NOT_SHOWN, PLAIN, WAYS
 from claims_migration import PACKAGES
 from claims_run import Claims, name_of
 
-ORIGINALS = {f"{package.name}.{original.names[0]}": original for package in PACKAGES for original in package.originals}
+ORIGINALS = {
+    f"{package.name}.{original.names[0]}": (package, original) for package in PACKAGES for original in package.originals
+}
 POSITIONAL, KEYWORD = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
 
 
 def of(*verdicts):
     """The keys of `ORIGINALS` with one of some verdicts."""
-    return [key for key, original in ORIGINALS.items() if original.verdict in verdicts]
+    return [key for key, (_, original) in ORIGINALS.items() if original.verdict in verdicts]
 
 
 @pytest.mark.parametrize("row", FEATURES, ids=lambda row: row.functions[0])
 def test_every_parameter_is_in_the_row_of_its_function(padfree, row):
-    taken = {name for function in row.functions for name in inspect.signature(getattr(padfree, function)).parameters}
+    taken = {name for function in row.functions for name in inspect.signature(attrgetter(function)(padfree)).parameters}
     claimed = {name for cell in row.cells() for name in cell.arguments}
     assert claimed == taken
 
 
 def test_every_public_name_has_a_row(padfree):
     rows = [name for row in FEATURES for name in row.functions] + [name for way in WAYS for name in way.arguments]
-    assert sorted([*rows, *PLAIN, *NOT_SHOWN]) == sorted(padfree.__all__)
+    modules = {name.partition(".")[0] for name in rows if "." in name}
+    public = [name for name in padfree.__all__ if name not in modules]
+    public += [f"{module}.{name}" for module in modules for name in getattr(padfree, module).__all__]
+    assert sorted([*rows, *PLAIN, *NOT_SHOWN]) == sorted(public)
 
 
 def apart(original, ours):
@@ -50,7 +57,7 @@ def apart(original, ours):
 
 def signature_of(text):
     """``inspect.Signature`` of a recorded parameter list."""
-    scope = {}
+    scope = {"torch": torch}
     exec(f"def original({text}): pass", scope)
     return inspect.signature(scope["original"])
 
@@ -66,10 +73,17 @@ def extra(original, ours):
     ]
 
 
+def signatures(padfree, key):
+    """An original, the signature that was recorded of it, and that of this bundle's functions: its names share it."""
+    package, original = ORIGINALS[key]
+    found = [inspect.signature(getattr(package.place(padfree, original), name)) for name in original.names]
+    assert all(one.parameters == found[0].parameters for one in found)
+    return original, signature_of(original.signature), found[0]
+
+
 @pytest.mark.parametrize("key", of("same"))
 def test_same_takes_every_call_of_the_original(padfree, key):
-    original = ORIGINALS[key]
-    theirs, ours = signature_of(original.signature), inspect.signature(getattr(padfree, original.names[0]))
+    original, theirs, ours = signatures(padfree, key)
     assert apart(theirs, ours) == (original.lacks, original.by_name) == ((), ())
     assert extra(theirs, ours) == []
     assert original.tests
@@ -77,8 +91,7 @@ def test_same_takes_every_call_of_the_original(padfree, key):
 
 @pytest.mark.parametrize("key", of("differs"))
 def test_differs_lacks_what_it_says(padfree, key):
-    original = ORIGINALS[key]
-    theirs, ours = signature_of(original.signature), inspect.signature(getattr(padfree, original.names[0]))
+    original, theirs, ours = signatures(padfree, key)
     assert apart(theirs, ours) == (original.lacks, original.by_name)
     assert extra(theirs, ours) == []
     assert original.words
@@ -87,10 +100,11 @@ def test_differs_lacks_what_it_says(padfree, key):
 
 @pytest.mark.parametrize("key", of("refused"))
 def test_refused_is_not_there(padfree, key):
-    for name in ORIGINALS[key].names:
+    package, original = ORIGINALS[key]
+    for name in original.names:
         with pytest.raises(AttributeError, match=f"has no attribute '{name}'"):
-            getattr(padfree, name)
-    assert ORIGINALS[key].words
+            getattr(package.place(padfree, original), name)
+    assert original.words
 
 
 REFUSED = """
@@ -110,7 +124,7 @@ for word in sys.argv[2:]:
 """
 
 
-@pytest.mark.parametrize("package", [p for p in PACKAGES if p.name != "flash_attn"], ids=lambda package: package.name)
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)
 def test_refused_is_named_under_the_name_of_its_package(padfree, package):
     """In a process of its own, where ``import fla`` finds this bundle."""
     refused = [f"{o.home}.{name}" for o in package.originals if o.verdict == "refused" for name in o.names]

@@ -1,6 +1,6 @@
 """padfree-flash2: attention, causal convolution, gated delta rule and state-space kernels for padding-free training."""
 
-from . import layers
+from . import bert_padding, flash_attention_3, layers, rotary
 from ._archs import require_a_gpu
 from ._register import isa
 from .attention import attention_with_mask, flash_attn_func, flash_attn_varlen_func
@@ -32,6 +32,7 @@ require_a_gpu()
 __all__ = [
     "attention_with_mask",
     "back_flash_attention",
+    "bert_padding",
     "causal_conv1d_fn",
     "causal_conv1d_update",
     "causal_conv1d_varlen_states",
@@ -39,6 +40,7 @@ __all__ = [
     "chunk_kda",
     "disable",
     "enable",
+    "flash_attention_3",
     "flash_attn_func",
     "flash_attn_kvpacked_func",
     "flash_attn_qkvpacked_func",
@@ -56,6 +58,7 @@ __all__ = [
     "mamba_split_conv1d_scan_combined",
     "register_masked_attention",
     "report",
+    "rotary",
     "selective_scan_fn",
     "selective_state_update",
     "verify",

@@ -126,6 +126,18 @@ def require_distinct_elements(op: str, name: str, tensor: torch.Tensor) -> None:
             )
 
 
+def heads_of(op: str, qkv: torch.Tensor, num_heads_q: Any) -> tuple[int, int]:
+    """heads_q and heads_kv of qkv (batch, seqlen, heads_q + 2 heads_kv, head_dim)."""
+    if qkv.dim() != 4:
+        raise ValueError(f"{op}: qkv must have 4 or 5 dimensions, got {qkv.dim()}")
+    heads = qkv.shape[2]
+    if num_heads_q is None:
+        raise ValueError(f"{op}: num_heads_q must be given with qkv of 4 dimensions, got None")
+    if not 0 < num_heads_q <= heads or (heads - num_heads_q) % 2:
+        raise ValueError(f"{op}: num_heads_q must leave k and v as many heads each of {heads}, got {num_heads_q}")
+    return num_heads_q, (heads - num_heads_q) // 2
+
+
 def require_bool(op: str, name: str, value: Any) -> None:
     if not isinstance(value, bool):
         raise TypeError(f"{op}: {name} must be True or False, got {value!r}")

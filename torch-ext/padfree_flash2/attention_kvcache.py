@@ -8,6 +8,8 @@ from . import _attention_checks as arguments
 from . import _checks as checks
 from ._attention_checks import OP, Window
 from ._ops import ops
+from .attention import flash_attn_varlen_func
+from .rotary import rotate
 
 CACHE = ("k_cache", "v_cache")
 
@@ -79,11 +81,11 @@ def flash_attn_with_kvcache(
     arguments.check_flags(True, return_softmax_lse, num_splits)
     _check_appended(q, k_cache, v_cache, k, v)
     batch, appended = q.shape[0], 0 if k is None else k.shape[1]
-    rows = _rows(cache_batch_idx, block_table, k_cache, q)
-    before = _lengths("cache_seqlens", cache_seqlens, q)
+    rows = _rows(cache_batch_idx, block_table, k_cache, q, batch)
+    before = _lengths("cache_seqlens", cache_seqlens, q, batch)
     if before is None and k is not None:
         raise ValueError(f"{OP}: cache_seqlens must be given with k, got None")
-    leftpad = _lengths("cache_leftpad", cache_leftpad, q)
+    leftpad = _lengths("cache_leftpad", cache_leftpad, q, batch)
     capacity = k_cache.shape[1] if block_table is None else _width(block_table) * k_cache.shape[1]
     if before is None:
         after = torch.full((batch,), capacity, device=q.device)
@@ -104,6 +106,43 @@ def flash_attn_with_kvcache(
     return (out, softmax_lse) if return_softmax_lse else out
 
 
+def attend_packed(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    max_seqlen_q: Any,
+    cache_seqlens: Union[int, torch.Tensor, None],
+    cache_batch_idx: Optional[torch.Tensor],
+    block_table: Optional[torch.Tensor],
+    **how: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Packed queries (total_q, heads_q, head_dim) against a cache; the arguments of both functions, ``(out, lse)``.
+
+    Without a block_table a row of the cache is a page.
+    """
+    checks.require_floating(OP, "q", q)
+    for name, cache in zip(CACHE, (k_cache, v_cache)):
+        checks.require_like(OP, name, cache, "q", q)
+        checks.require_dim(OP, name, cache, 4)
+    arguments.refuse_gradients(q, k_cache, v_cache, "k_cache")
+    checks.require_integers(OP, "cu_seqlens_q", cu_seqlens_q, "q", q)
+    batch = cu_seqlens_q.shape[0] - 1
+    rows = _rows(cache_batch_idx, block_table, k_cache, q, batch)
+    capacity = k_cache.shape[1] if block_table is None else _width(block_table) * k_cache.shape[1]
+    lengths = _lengths("cache_seqlens", capacity if cache_seqlens is None else cache_seqlens, q, batch)
+    _check_room(lengths, None, 0, capacity, block_table)
+    if block_table is None:
+        rows = torch.arange(batch, device=q.device) if rows is None else rows
+        block_table = rows[:, None].int()
+    ends = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
+    out, softmax_lse, _ = flash_attn_varlen_func(
+        q, k_cache, v_cache, cu_seqlens_q, ends, q.shape[0] if max_seqlen_q is None else max_seqlen_q, capacity,
+        return_attn_probs=True, block_table=block_table, **how,
+    )  # fmt: skip
+    return out, softmax_lse
+
+
 def _check_appended(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, k: Any, v: Any) -> None:
     for name, tensor, other, given in (("k", k, "v", v), ("v", v, "k", k)):
         if tensor is None and given is not None:
@@ -119,14 +158,14 @@ def _check_appended(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tenso
         checks.require_distinct_elements(OP, f"{name}_cache", cache)
 
 
-def _lengths(name: str, value: Any, q: torch.Tensor) -> Optional[torch.Tensor]:
+def _lengths(name: str, value: Any, q: torch.Tensor, batch: int) -> Optional[torch.Tensor]:
     """(batch,) int32, contiguous; an int stands for all."""
     if value is None:
         return None
     if isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
-        value = torch.full((q.shape[0],), value, dtype=torch.int64, device=q.device)
+        value = torch.full((batch,), value, dtype=torch.int64, device=q.device)
     checks.require_integers(OP, name, value, "q", q)
-    checks.require_size(OP, name, value, 0, q.shape[0])
+    checks.require_size(OP, name, value, 0, batch)
     for number in checks.values_of(value) or ():
         if number < 0:
             raise ValueError(f"{OP}: {name} must be 0 or more, got {number}")
@@ -136,16 +175,16 @@ def _lengths(name: str, value: Any, q: torch.Tensor) -> Optional[torch.Tensor]:
 
 
 def _rows(
-    cache_batch_idx: Any, block_table: Optional[torch.Tensor], k_cache: torch.Tensor, q: torch.Tensor
+    cache_batch_idx: Any, block_table: Optional[torch.Tensor], k_cache: torch.Tensor, q: torch.Tensor, batch: int
 ) -> Optional[torch.Tensor]:
     """The cache row of each batch row, None where it is its own."""
     if cache_batch_idx is None:
         if block_table is None:
-            checks.require_size(OP, "k_cache", k_cache, 0, q.shape[0])
+            checks.require_size(OP, "k_cache", k_cache, 0, batch)
         return None
     if block_table is not None:
         raise ValueError(f"{OP}: cache_batch_idx must be None with a block_table, got {type(cache_batch_idx).__name__}")
-    rows = _lengths("cache_batch_idx", cache_batch_idx, q)
+    rows = _lengths("cache_batch_idx", cache_batch_idx, q, batch)
     for row in checks.values_of(rows) or ():
         if row >= k_cache.shape[0]:
             raise ValueError(f"{OP}: cache_batch_idx must be below {k_cache.shape[0]}, the rows of k_cache, got {row}")
@@ -236,17 +275,4 @@ def _rotate_both(
     start = before.long()[:, None]
     positions_k = start + torch.arange(k.shape[1], device=k.device)
     positions_q = start + torch.arange(q.shape[1], device=q.device) * int(advances)
-    return _rotate(q, cos[positions_q], sin[positions_q], interleaved), _rotate(
-        k, cos[positions_k], sin[positions_k], interleaved
-    )
-
-
-def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> torch.Tensor:
-    """x (batch, seqlen, heads, head_dim); cos and sin (batch, seqlen, rotary_dim / 2). Arithmetic in float32."""
-    half = cos.shape[-1]
-    turned, rest = x[..., : 2 * half].float(), x[..., 2 * half :]
-    cos, sin = cos.float().unsqueeze(2), sin.float().unsqueeze(2)
-    first, second = turned.unflatten(-1, (half, 2)).unbind(-1) if interleaved else turned.chunk(2, -1)
-    pair = first * cos - second * sin, first * sin + second * cos
-    turned = torch.stack(pair, -1).flatten(-2) if interleaved else torch.cat(pair, -1)
-    return torch.cat([turned.to(x.dtype), rest], -1)
+    return tuple(rotate(x, cos[at], sin[at], interleaved) for x, at in ((q, positions_q), (k, positions_k)))

@@ -116,6 +116,15 @@ def flash_attn_varlen_kvpacked_func(
     )  # fmt: skip
 
 
+def unstacked(qkv: torch.Tensor, num_heads_q: Optional[int]) -> tuple[torch.Tensor, ...]:
+    """Views of q, k and v: of qkv (batch, seqlen, 3, heads, head_dim), or of all heads in dimension 2."""
+    checks.require_floating(OP, "qkv", qkv)
+    if qkv.dim() == 5:
+        return _unstack("qkv", qkv, 5, 3)
+    heads_q, heads_kv = checks.heads_of(OP, qkv, num_heads_q)
+    return qkv.split([heads_q, heads_kv, heads_kv], 2)
+
+
 def _unstack(name: str, tensor: Any, dims: int, parts: int) -> tuple[torch.Tensor, ...]:
     """Views of the ``parts`` that dimension -3 stacks."""
     checks.require_floating(OP, name, tensor)

@@ -1,4 +1,4 @@
-"""The route by package name: ``import causal_conv1d``, ``fla`` or ``mamba_ssm`` finds this bundle.
+"""The route by package name: ``import flash_attn``, ``causal_conv1d``, ``fla`` or ``mamba_ssm`` finds this bundle.
 
 For code that imports the original packages and knows nothing of `kernels`. transformers does so too, once, when a
 modelling file is imported; that is why this comes first or not at all. `enable` needs none of it.
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
+from . import bert_padding, flash_attention_3, rotary
 from .functions import MIXES
 
 _PACKAGE = __name__.rpartition(".")[0]
@@ -19,12 +20,30 @@ _DELTA = ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule")
 _KDA = ("chunk_kda", "fused_recurrent_kda")
 _SCAN = ("selective_scan_fn", "mamba_inner_fn")
 _SSD = ("mamba_chunk_scan_combined", "mamba_split_conv1d_scan_combined")
+_FLASH = (
+    "flash_attn_func",
+    "flash_attn_kvpacked_func",
+    "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_func",
+    "flash_attn_with_kvcache",
+)
 
 # Where the original packages keep what this bundle has under the same name and signature.
 _HOMES = {
     "causal_conv1d": (*_CONV, "causal_conv1d_varlen_states"),
     "causal_conv1d.causal_conv1d_interface": _CONV,
     "causal_conv1d.causal_conv1d_varlen": ("causal_conv1d_varlen_states",),
+    "flash_attn": _FLASH,
+    "flash_attn.flash_attn_interface": _FLASH,
+    "flash_attn.bert_padding": tuple(bert_padding.__all__),
+    "flash_attn.layers": (),
+    "flash_attn.layers.rotary": tuple(name for name in rotary.__all__ if name != "apply_rotary"),
+    "flash_attn.ops": (),
+    "flash_attn.ops.triton": (),
+    "flash_attn.ops.triton.rotary": ("apply_rotary",),
+    "flash_attn_interface": tuple(flash_attention_3.__all__),
     "fla": (),
     "fla.ops": (*_DELTA, *_KDA),
     "fla.ops.gated_delta_rule": _DELTA,
@@ -41,8 +60,22 @@ _HOMES = {
     "mamba_ssm.ops.triton.selective_state_update": ("selective_state_update",),
 }
 
+# Modules of this bundle that hold a home's functions, where the bundle itself does not.
+_MODULES = {
+    "flash_attn.bert_padding": bert_padding,
+    "flash_attn.layers.rotary": rotary,
+    "flash_attn.ops.triton.rotary": rotary,
+    "flash_attn_interface": flash_attention_3,
+}
+
 # The releases whose signatures the functions keep; callers compare these numbers.
-_VERSIONS = {"causal_conv1d": "1.7.0", "fla": "0.6.0", "mamba_ssm": "2.3.2"}
+_VERSIONS = {
+    "causal_conv1d": "1.7.0",
+    "fla": "0.6.0",
+    "flash_attn": "2.8.3",
+    "flash_attn_interface": "3.0.0",
+    "mamba_ssm": "2.3.2",
+}
 
 
 def install_as_packages(packages: Sequence[str] = tuple(_VERSIONS), active: bool = True) -> list[str]:
@@ -50,17 +83,21 @@ def install_as_packages(packages: Sequence[str] = tuple(_VERSIONS), active: bool
 
     The functions keep those packages' signatures (``seq_idx`` is fourth in ``causal_conv1d_fn``). Boundaries follow the
     original's rules as well: transformers passes ``seq_idx`` on, and nothing looks for a batch that lacks it. What a
-    package has and this bundle does not raises ImportError with its name.
+    package has and this bundle does not raises ImportError with its name; ``importlib.util.find_spec`` does not see it.
+
+    ``flash_attn`` and ``flash_attn_interface`` (FlashAttention 3) are for code that imports them itself. transformers
+    counts only installed distributions, and goes on as before: `back_flash_attention` or `enable` are for its models.
 
     Args:
-        packages: of ``causal_conv1d``, ``fla`` and ``mamba_ssm``, those to serve; all or none of them.
+        packages: of ``causal_conv1d``, ``fla``, ``flash_attn``, ``flash_attn_interface`` and ``mamba_ssm``, those to
+            serve; all or none of them.
         active: False takes the names away again; modules imported meanwhile keep what they got.
 
     Returns:
         The module names that now lead here.
 
     Raises:
-        ValueError: a package is none of the three.
+        ValueError: a package is none of these.
         RuntimeError: one of the packages is installed, or transformers has imported a modelling file that asks for one
             (it has chosen already).
     """
@@ -95,7 +132,8 @@ def _install(home: str) -> None:
     module = ModuleType(home, f"This name is served by {_PACKAGE}.")
     module.__spec__ = ModuleSpec(home, None, origin=bundle.__file__, is_package=True)
     module.__file__, module.__path__ = bundle.__file__, []
-    vars(module).update({name: getattr(bundle, name) for name in _HOMES[home]}, _padfree=_PACKAGE)
+    functions = {name: getattr(_MODULES.get(home, bundle), name) for name in _HOMES[home]}
+    vars(module).update(functions, _padfree=_PACKAGE)
     sys.modules[home] = module
     parent, _, child = home.rpartition(".")
     if parent:
@@ -111,11 +149,13 @@ class _Absent:
         self.root = root
 
     def find_spec(self, name, path=None, target=None):
-        if not name.startswith(f"{self.root}."):
+        # `find_spec` of importlib.util asks what there is, and shall hear None; an import shall hear why there is not.
+        asks = sys._getframe(2).f_code is importlib.util.find_spec.__code__
+        if asks or not name.startswith(f"{self.root}."):
             return
         raise ModuleNotFoundError(
             f"{name} is not in padfree-flash2 ({_PACKAGE}), which serves {self.root} since install_as_packages(): "
-            f"{', '.join(home for home in _HOMES if home.startswith(self.root))}",
+            f"{', '.join(home for home in _HOMES if home.partition('.')[0] == self.root)}",
             name=name,
         )
 

@@ -1,7 +1,8 @@
 """Guards the versioned API: a name in ``__all__`` that appears or goes needs a new major version.
 
 A user who asks for version 1 may get any variant of branch v1: an older one without a name that a newer one has would
-break him on one machine and not on another. So the names of each version are written down, in ``api_v<version>.txt``.
+break him on one machine and not on another. So the names of each version are written down, in ``api_v<version>.txt``;
+those of a module in ``__all__`` that has an ``__all__`` of its own among them, as ``module.name``.
 """
 
 from __future__ import annotations

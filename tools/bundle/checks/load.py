@@ -26,10 +26,14 @@ dispatch_key = {"cpu": "CPU", "cuda": "CUDA", "xpu": "XPU"}[backend]
 module = get_local_kernel(pathlib.Path(directory), backend=backend)
 names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith(namespace + "::")]
 has_kernel = torch._C._dispatch_has_computed_kernel_for_dispatch_key
+public = {name: hasattr(module, name) for name in module.__all__}
+for part in list(public):
+    inner = getattr(module, part, None)
+    public.update((f"{part}.{name}", hasattr(inner, name)) for name in getattr(inner, "__all__", ()))
 report = {
     "file": module.__file__,
-    "all": sorted(module.__all__),
-    "absent": [name for name in module.__all__ if not hasattr(module, name)],
+    "all": sorted(public),
+    "absent": [name for name, present in public.items() if not present],
     "ops": {name: has_kernel(name, dispatch_key) for name in sorted(names)},
 }
 print("\\n" + json.dumps(report))
@@ -42,7 +46,10 @@ _RAISED = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt)\b.*", 
 
 @dataclass(frozen=True)
 class Loaded:
-    """What the loaded package said: its file, ``__all__``, names of it that are not there, each op: has it a kernel?"""
+    """What the loaded package said: its file, its public names, those that are not there, each op: has it a kernel?
+
+    A public name is one in ``__all__``, or ``module.name`` for one in the ``__all__`` of a module that is.
+    """
 
     file: str
     all: tuple[str, ...]
