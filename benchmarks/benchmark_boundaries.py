@@ -76,7 +76,6 @@ def beside_a_step(drop=()):
             "baselines": {"a training step": step},
             "flops": 0,
             "bytes": 0,
-            "finish": lambda: kernel.disable(model),
         }
 
     return build

@@ -1,60 +1,44 @@
 """``bundle bench``: times the bundle against what a user could write instead, and against what the machine can do.
 
 A benchmark module (``benchmarks/benchmark_<op>.py``) offers ``CASES: dict[str, Callable[[module], dict]]``. A case is
-built only when it is timed; its dict holds
+built only when it is timed; bench_case says what its dict holds. A module may also offer ``GOALS``: the rows of the
+report, with floors and goals (bench_report).
 
-- ``candidate``: a callable without arguments that returns a tensor or a tuple of tensors,
-- ``baselines``: ``{name: callable}``, the same result by other means; the fastest one counts,
-- ``flops`` and ``bytes``: the useful operations and the least memory traffic of one call,
-- ``tolerance`` (optional): the worst difference from the first baseline allowed, relative to its largest value,
-- ``once`` (optional): names of baselines too slow for turns: each runs once in a report, at the first thread count,
-- ``tokens`` (optional): how many tokens a call handles, for tokens a second,
-- ``finish`` (optional): called when the case is done, for what it changed in this process (a wired model means that
-  transformers' own functions are this bundle's, also in the cases after it).
+Each case on each number of threads runs in a process of its own, so that its row owes nothing to the cases before it:
+a wired model leaves traces, and large cases leave memory to glibc. The processes are forks of this one, which has
+imported torch, transformers and the bundle and computed nothing: as good as new ones (OpenMP's threads start in the
+fork) without the 6 s that importing takes.
 
-A module may also offer ``GOALS``: the rows of the report, with floors and goals (bench_report).
-
-All callables of a case take turns within one process, A/B/A/B; a ratio is that of the medians, its spread the middle
-half of the ratios of single rounds. Allocation policy: every call allocates its results as a user's call would, torch's
-allocator keeps nothing between calls, so large results pay their page faults on both sides. glibc may keep memory freed
-after large cases: a baseline of many temporaries then takes up to a half less time, so rows of runs that differ in the
-cases before them are not the same measurement.
+Allocation policy: every call allocates its results as a user's call would. A new process does not settle what that
+costs: whether glibc keeps a temporary of some MiB, or gives it back to the system and takes new pages for the next,
+hangs on where importing left holes, and so on the seed of Python's hashes. One and the same baseline took 3.5 ms and no
+page fault, or 12 ms and 3000. So each begins as any process with a model soon is (`settle_malloc`).
 """
 
 from __future__ import annotations
 
 import argparse
-import fnmatch
+import gc
 import importlib.util
 import json
-import statistics
+import os
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from bundle import compiler, options, process
-from bundle.bench_report import Goal, Result, goals, line, report, table
-from bundle.errors import CheckError, EmptySelectionError, UsageError
+from bundle import forked, machine_peak, options, process
+from bundle.bench_case import time_case
+from bundle.bench_report import POLICY, THREADED, Goal, Result, goals, line, report, table
+from bundle.errors import BundleError, CheckError, EmptySelectionError, UsageError
+from bundle.machine_peak import Peak
 
 Build = Callable[[ModuleType], dict[str, Any]]
 """Makes a case's dict from the bundle's module."""
-
-DEFAULT_TOLERANCE = 0.02
-"""Loose on purpose: the tests prove accuracy, this only proves that both sides compute the same thing."""
-
-
-@dataclass(frozen=True)
-class Peak:
-    """What the machine reached on some number of threads."""
-
-    gflops: float
-    read_gbs: float
-    copy_gbs: float
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,43 +62,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Time the selected cases and print the table."""
+    """Time the selected cases and print the table; CheckError at the end when a case failed."""
     out, scratch = options.places(args)
     if args.clock == "cpu" and args.threads != [1]:
         raise UsageError(f"--clock cpu must go with one thread, got --threads {' '.join(map(str, args.threads))}")
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy's, which nothing here uses: it starts threads when imported
     everything, wanted = cases(args.root)
     selected = {name: build for name, build in everything.items() if chosen(name, args.only)}
     if not selected:
         raise EmptySelectionError(
             f"--only must match a case, got {' '.join(args.only)}", hint=f"There are: {', '.join(everything)}"
         )
-    kernel = load(out)
-    results: list[Result] = []
-    peaks: dict[int, Peak] = {}
-    lone: dict[str, float] = {}
-    for threads in args.threads:
-        peaks[threads] = measure_peak(scratch, threads, args.clock)
-        process.say(
-            f"{threads} thread(s): {peaks[threads].gflops:.0f} GFLOP/s fused multiply-add, "
-            f"{peaks[threads].read_gbs:.1f} GB/s read, {peaks[threads].copy_gbs:.1f} GB/s copied (read + written)"
-        )
-        for name, build in selected.items():
-            with built(build, kernel) as case:
-                results.append(time_case(name, case, threads, args, peaks[threads], lone))
-            process.say(line(results[-1]))
+    peaks = {threads: machine_peak.measure(scratch, threads, args.clock) for threads in args.threads}
+    for threads, peak in peaks.items():
+        process.say(f"{threads} thread(s): {peak}")
+    results, failed = time_all(selected, load(out), peaks, args)
     print(table(results))
     reached = report(wanted, results, list(everything))
     print(f"\n{reached}" if reached else "")
-    process.say(
-        "Each call allocates its results; times faster: medians of A/B/A/B rounds, in brackets the middle half; over "
-        "several cases the geometric mean. A floor on more threads: 85 % of it, or of reading."
-    )
+    process.say(f"{POLICY} A floor on more threads: {THREADED:.0%} of it, or of reading.")
     if args.json:
-        args.json.write_text(
-            json.dumps(
-                {"peaks": {n: asdict(p) for n, p in peaks.items()}, "results": [asdict(r) for r in results]}, indent=1
-            )
-        )
+        written = {
+            "policy": POLICY,
+            "peaks": {threads: asdict(peak) for threads, peak in peaks.items()},
+            "results": [asdict(result) for result in results],
+        }
+        args.json.write_text(json.dumps(written, indent=1))
+    if failed:
+        raise CheckError(f"of {len(results) + len(failed)} rows {len(failed)} failed: {'; '.join(failed)}")
     return 0
 
 
@@ -137,109 +112,54 @@ def cases(root: Path) -> tuple[dict[str, Build], list[Goal]]:
 
 def chosen(name: str, globs: list[str]) -> bool:
     """Whether ``--only`` lets a case through."""
-    return not globs or any(fnmatch.fnmatchcase(name, glob) for glob in globs)
+    return not globs or any(fnmatchcase(name, glob) for glob in globs)
 
 
 def load(out: Path) -> ModuleType:
-    """The CPU variant built in ``out``."""
+    """The CPU variant built in ``out``; also imports what takes longest of what the cases import."""
     import kernels
+    import transformers.modeling_utils
 
+    transformers.logging.set_verbosity_error()  # that the baselines are slow: each fork would say it anew
     module: ModuleType = kernels.get_local_kernel(out, backend="cpu")
     return module
 
 
-@contextmanager
-def built(build: Build, kernel: ModuleType) -> Iterator[dict[str, Any]]:
-    """A case, and at the end what it wants done then."""
-    case = build(kernel)
-    try:
-        yield case
-    finally:
-        if "finish" in case:
-            case["finish"]()
+def time_all(
+    selected: Mapping[str, Build], kernel: ModuleType, peaks: Mapping[int, Peak], args: argparse.Namespace
+) -> tuple[list[Result], list[str]]:
+    """Each case on each number of threads, in a fork of its own: the results, and the rows that failed."""
+    settle_malloc()
+    forked.check_alone()
+    gc.freeze()  # a collection in a fork would copy the pages of all that it looks at
+    results: list[Result] = []
+    failed: list[str] = []
+    lone: dict[str, dict[str, float]] = {name: {} for name in selected}
+    for threads, peak in peaks.items():
+        for name, build in selected.items():
+            row = f"{name} x{threads}"
+            try:
+                work = partial(time_built, name, build, kernel, threads, args, peak, lone[name])
+                result, lone[name] = forked.call(work, row)
+            except BundleError as error:
+                failed.append(row)
+                process.say(f"{row} failed: {error.message}", style="red")
+            else:
+                results.append(result)
+                process.say(line(result))
+    return results, failed
 
 
-def measure_peak(scratch: Path, threads: int, clock: str) -> Peak:
-    """Build the probe once, run it."""
-    source = Path(__file__).with_name("machine_peak.cpp")
-    program = scratch / "bench" / source.stem
-    program.parent.mkdir(parents=True, exist_ok=True)
-    if not program.exists() or program.stat().st_mtime < source.stat().st_mtime:
-        found = compiler.find(compiler.host_system())
-        flags = ("-std=c++20", "-O3", "-march=native", "-pthread")
-        command = (*found.command, *flags, str(source), "-o", str(program))
-        process.run(command, what="the machine probe", log=program.with_suffix(".log"))
-    text = process.capture((str(program), str(threads), clock))
-    if text is None:
-        raise CheckError(f"{program} must run, it failed", hint="Delete it and run again.")
-    return Peak(**json.loads(text))
+def settle_malloc() -> None:
+    """Free a large block: glibc then keeps blocks of its size and less, where it gave 128 KiB back to the system.
 
-
-def time_case(
-    name: str, case: dict[str, Any], threads: int, args: argparse.Namespace, peak: Peak, lone: dict[str, float]
-) -> Result:
-    """Warm up, compare, then take turns for about ``--seconds``.
-
-    ``lone`` holds the seconds of baselines that run once in a report, and gets those of this case.
+    32 MiB is where it stops to learn; what is larger costs new pages each time, in any process.
     """
     import torch
 
-    torch.set_num_threads(threads)
-    contenders: dict[str, Callable[[], Any]] = {"": case["candidate"], **case["baselines"]}
-    clock = time.perf_counter if args.clock == "wall" else time.thread_time
-    once = {label: contenders.pop(label) for label in case.get("once", ())}
-    first = {label: call() for label, call in contenders.items()}
-    for label, call in once.items():
-        if f"{name}, {label}" not in lone:
-            first[label], lone[f"{name}, {label}"] = clock_once(call, clock)
-    compare(name, first, case.get("tolerance", DEFAULT_TOLERANCE))
-    del first
-    cost = sum(clock_once(call, clock)[1] for call in contenders.values())
-    rounds = max(3, min(200, round(args.seconds / cost)))
-    times: dict[str, list[float]] = {label: [] for label in contenders}
-    for _ in range(rounds):
-        for label, call in contenders.items():
-            times[label].append(clock_once(call, clock)[1])
-    times |= {label: [lone[f"{name}, {label}"]] * rounds for label in once}
-    medians = {label: statistics.median(values) for label, values in times.items()}
-    mine = medians.pop("")
-    best = min(medians, key=lambda label: medians[label])
-    ratios = sorted(b / a for a, b in zip(times[""], times[best], strict=True))
-    return Result(
-        case=name,
-        threads=threads,
-        seconds=mine,
-        baseline=best,
-        baseline_seconds=medians[best],
-        ratio=medians[best] / mine,
-        ratio_low=ratios[len(ratios) // 4],
-        ratio_high=ratios[len(ratios) - 1 - len(ratios) // 4],
-        of_peak=case["flops"] / mine * 1e-9 / peak.gflops,
-        of_read=case["bytes"] / mine * 1e-9 / peak.read_gbs,
-        tokens=case.get("tokens"),
-    )
+    torch.empty(31 << 20, dtype=torch.uint8)
 
 
-def clock_once(call: Callable[[], Any], clock: Callable[[], float]) -> tuple[Any, float]:
-    """The result and the seconds of one call; freeing the result is not timed."""
-    start = clock()
-    result = call()
-    return result, clock() - start
-
-
-def compare(name: str, results: dict[str, Any], tolerance: float) -> None:
-    """All contenders compute the same: otherwise a ratio says nothing."""
-    mine = as_tuple(results[""])
-    for label, result in results.items():
-        for index, (got, wanted) in enumerate(zip(mine, as_tuple(result), strict=True)):
-            if got.shape != wanted.shape:
-                raise CheckError(f"{name}: result {index} has shape {tuple(got.shape)}, {label} {tuple(wanted.shape)}")
-            got, wanted = got.detach().float(), wanted.detach().float()
-            worst = (got - wanted).abs().max().item() / max(wanted.abs().max().item(), 1e-30)
-            if not worst <= tolerance:
-                raise CheckError(f"{name}: result {index} differs from {label} by {worst:.2g}, allowed {tolerance:g}")
-
-
-def as_tuple(result: Any) -> tuple[Any, ...]:
-    """The tensors of a result."""
-    return tuple(result) if isinstance(result, (tuple, list)) else (result,)
+def time_built(name: str, build: Build, kernel: ModuleType, *rest: Any) -> tuple[Result, dict[str, float]]:
+    """`time_case` of a case that is built first."""
+    return time_case(name, build(kernel), *rest)

@@ -22,6 +22,14 @@ from bundle.errors import CheckError
 
 THREADED = 0.85
 
+POLICY = (
+    "Times faster: medians of A/B/A/B rounds, in brackets the middle half; over several cases the geometric mean. Each "
+    "case on each number of threads has a process of its own, and two rounds to warm up. Every call allocates its "
+    "results, by glibc's malloc in the state of a process that has freed a tensor of 31 MiB: it keeps smaller blocks, "
+    "while larger ones pay for their pages in each call, on both sides."
+)
+"""How the figures came about; goes with them wherever they go."""
+
 
 @dataclass(frozen=True)
 class Result:

@@ -1,5 +1,5 @@
 // What this machine can do, measured with the benchmarks: fused multiply-adds and memory traffic a second, on
-// the number of threads given. Prints one JSON object. Built by bench.py with -O3 -march=native, never
+// the number of threads given. Prints one JSON object. Built by machine_peak.py with -O3 -march=native, never
 // shipped.
 #include <cstdio>
 #include <cstdlib>

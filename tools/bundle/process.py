@@ -91,7 +91,7 @@ def start(
         text=True,
         errors="replace",
         start_new_session=True,
-        preexec_fn=_end_with_parent,
+        preexec_fn=end_with_parent,
     )
 
 
@@ -99,7 +99,7 @@ _prctl = ctypes.CDLL(None).prctl  # looked up here: between fork and exec only w
 _SET_PARENT_DEATH_SIGNAL = 1
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """Runs in the child: the kernel sends it SIGTERM when this process dies, a kill -9 included."""
     _prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
 
@@ -119,9 +119,13 @@ def failure(what: str, code: int, tail: Sequence[str], log: Path) -> BuildError:
     full = shutil.disk_usage(log.parent).free < FULL_BYTES  # cmake, for one, fails on a full disk without saying so
     if full or any(_NO_SPACE in line for line in tail):
         return no_space(what, log.parent)
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
     shown = "\n".join(tail[-TAIL_LINES:])
-    return BuildError(f"{what} {how}:\n{shown}", hint=f"The whole output is in {log}.")
+    return BuildError(f"{what} {ended(code)}:\n{shown}", hint=f"The whole output is in {log}.")
+
+
+def ended(code: int) -> str:
+    """How a program that ended with ``code`` failed."""
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
 
 
 def no_space(what: str, directory: Path) -> BuildError:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from bundle import bench
-from bundle.bench_report import Goal, Result, goals, report, table, verdict
+from bundle.bench_case import time_case
+from bundle.bench_report import POLICY, Goal, Result, goals, report, table, verdict
 from bundle.errors import CheckError
+from bundle.machine_peak import Peak
 from bundle.options import REPOSITORY
 
-PEAK = bench.Peak(gflops=100, read_gbs=10, copy_gbs=10)
+PEAK = Peak(gflops=100, read_gbs=10, copy_gbs=10)
 
 
 def result(case: str = "op/a", ratio: float = 2.0, **changed: Any) -> Result:
@@ -104,11 +111,79 @@ def test_a_slow_baseline_runs_once_in_a_report() -> None:
     }
     lone: dict[str, float] = {}
     for threads in (1, 2):
-        timed = bench.time_case("op/a", case, threads, arguments(), PEAK, lone)
+        timed, lone = time_case("op/a", case, threads, arguments(), PEAK, lone)
         assert (timed.baseline, timed.tokens, timed.threads) == ("slow", 7, threads)
-        assert timed.baseline_seconds == lone["op/a, slow"]
+        assert lone == {"slow": timed.baseline_seconds}
     assert calls.count("slow") == 1
     assert calls.count("ours") > 4
+
+
+MODULE = """
+import ctypes, os, signal, torch
+malloc, wired = ctypes.CDLL(None), []
+
+def case(**changed):
+    return {"candidate": lambda: torch.ones(1), "baselines": {"torch": lambda: torch.ones(1)}, "flops": 1, "bytes": 1,
+            **changed}
+
+def wires(kernel):
+    wired.append(kernel)
+    return case(flops=len(wired))
+
+def slow():
+    print("the slow one", flush=True)
+    return torch.ones(1)
+
+def mapped(size):
+    # MiB that glibc takes from the system by themselves for one tensor
+    malloc.mallinfo2.restype = type("Info", (ctypes.Structure,), {"_fields_": [("a", ctypes.c_size_t * 10)]})
+    before = malloc.mallinfo2().a[4]
+    kept = torch.empty(size << 20, dtype=torch.uint8)
+    return malloc.mallinfo2().a[4] - before >> 20
+
+CASES = {
+    "wires": wires,
+    "raises": lambda kernel: {}["no such"],
+    "dies": lambda kernel: os.kill(os.getpid(), signal.SIGSEGV),
+    "differs": lambda kernel: case(candidate=lambda: torch.zeros(1)),
+    "once": lambda kernel: case(baselines={"slow": slow}, once=("slow",)),
+    "settled": lambda kernel: case(tokens=100 * mapped(30) + mapped(40)),
+}
+"""
+
+RUN = """
+import sys
+from pathlib import Path
+from bundle import __main__, bench, machine_peak
+bench.load = lambda out: "the bundle"
+machine_peak.measure = lambda scratch, threads, clock: machine_peak.Peak(1e9, 1e9, 1e9)
+words = ("bench", "--root", sys.argv[1], "--threads", "1", "2", "--seconds", "0.01", "--json", "results.json")
+sys.exit(__main__.main(words))
+"""
+
+
+def test_each_row_has_a_process_of_its_own_and_one_that_fails_stops_no_other(tmp_path: Path) -> None:
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "benchmark_op.py").write_text(MODULE, encoding="utf-8")
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY / "tools"), "COLUMNS": "300"}
+    env.pop("OMP_NUM_THREADS", None)  # with it at 1, numpy starts no threads whatever we do
+    command = (sys.executable, "-c", RUN, str(tmp_path))
+    ended = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == CheckError.exit_code, ended.stderr
+    bad = [f"op/{name} x{threads}" for threads in (1, 2) for name in ("raises", "dies", "differs")]
+    assert f"bundle bench: of 12 rows 6 failed: {'; '.join(bad)}\n" in ended.stderr
+    for words in ("KeyError: 'no such'", "op/dies x2 was killed by SIGSEGV", "op/differs: result 0 differs from torch"):
+        assert words in ended.stderr
+    written = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
+    assert written["policy"] == POLICY
+    rows = {(row["case"], row["threads"]): row for row in written["results"]}
+    assert rows.keys() == {(f"op/{name}", threads) for name in ("wires", "once", "settled") for threads in (1, 2)}
+    assert [rows["op/wires", threads]["of_peak"] * rows["op/wires", threads]["seconds"] for threads in (1, 2)] == (
+        pytest.approx([1e-18] * 2)
+    )
+    assert rows["op/once", 1]["baseline_seconds"] == rows["op/once", 2]["baseline_seconds"]
+    assert ended.stdout.count("the slow one") == 1
+    assert [rows["op/settled", threads]["tokens"] for threads in (1, 2)] == [40, 40]
 
 
 def test_contenders_that_differ_are_refused() -> None:
@@ -119,13 +194,4 @@ def test_contenders_that_differ_are_refused() -> None:
         "bytes": 1,
     }
     with pytest.raises(CheckError, match="op/a: result 0 differs from torch"):
-        bench.time_case("op/a", case, 1, arguments(), PEAK, {})
-
-
-def test_a_case_is_finished_also_when_it_fails() -> None:
-    done: list[str] = []
-    with pytest.raises(CheckError), bench.built(lambda _: {"finish": lambda: done.append("a")}, bench):
-        raise CheckError("one of the sides fails")
-    with bench.built(lambda _: {}, bench) as case:
-        assert case == {}
-    assert done == ["a"]
+        time_case("op/a", case, 1, arguments(), PEAK, {})

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from bundle.bench import compare
+from bundle.bench_case import compare
 
 Call = Callable[[], Any]
 
