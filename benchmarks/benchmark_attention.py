@@ -13,6 +13,8 @@ from kernels.benchmark import Benchmark
 
 CAUSAL_SHAPES = ((1, 8, 512, 64), (1, 8, 2048, 64), (1, 8, 4096, 128), (4, 8, 1024, 64))
 DOCUMENTS = (1024, 768, 640, 512, 448, 320, 256, 128)
+OPTION_SHAPE = (1, 8, 1024, 64)
+OPTIONS = ("alibi", "softcap", "sink", "bool mask", "float mask")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -127,6 +129,59 @@ def sliding_window(dtype, seqlen, window):
     return build
 
 
+def eager(q, k, v, hidden, softcap=0.0, sink=None):
+    """Products, softcap, mask and softmax beside a sink, written out as in transformers' eager attention."""
+    q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
+    scores = q @ k.transpose(2, 3) * q.shape[-1] ** -0.5
+    if softcap:
+        scores = torch.tanh(scores / softcap) * softcap
+    scores = scores.masked_fill(hidden, -torch.inf)
+    if sink is not None:
+        scores = torch.cat([scores, sink[None, :, None, None].expand(*scores.shape[:3], 1)], -1)
+    return (scores.softmax(-1)[..., : k.shape[2]] @ v).transpose(1, 2)
+
+
+def with_option(option, backward):
+    """Causal, float32, with one option more; masks and biases of the baselines are made before the clock starts."""
+
+    def build(kernel):
+        torch.manual_seed(0)
+        batch, heads, seqlen, dim = OPTION_SHAPE
+        q, k, v, grad = (torch.randn(batch, seqlen, heads, dim) for _ in range(4))
+        rows = torch.arange(seqlen)
+        seen = rows[None] <= rows[:, None]
+        slopes, sink = 2.0 ** -torch.arange(1.0, heads + 1), torch.randn(heads)
+        added = torch.zeros(1, 1, seqlen, seqlen).masked_fill(~seen, -torch.inf)
+        distance = -(rows[:, None] - rows[None]).abs() * slopes[:, None, None]
+        biased = (added + distance[None]).contiguous()
+
+        def ours(**options):
+            return lambda q, k, v: kernel.flash_attn_func(q, k, v, causal=True, **options)
+
+        def under(mask):
+            return lambda q, k, v: sdpa(q, k, v, attn_mask=mask)
+
+        candidate, name, baseline = {
+            "alibi": (ours(alibi_slopes=slopes), "sdpa, float mask", under(biased)),
+            "softcap": (ours(softcap=30.0), "eager", lambda q, k, v: eager(q, k, v, ~seen, softcap=30.0)),
+            "sink": (ours(s_aux=sink), "eager", lambda q, k, v: eager(q, k, v, ~seen, sink=sink)),
+            "bool mask": (
+                lambda q, k, v: kernel.attention_with_mask(q, k, v, seen[None, None]),
+                "sdpa, boolean mask",
+                under(seen[None, None]),
+            ),
+            "float mask": (
+                lambda q, k, v: kernel.attention_with_mask(q, k, v, added),
+                "sdpa, float mask",
+                under(added),
+            ),
+        }[option]
+        flops = 2 * batch * heads * seqlen * seqlen * dim
+        return case(candidate, {name: baseline}, (q, k, v), flops, grad if backward else None)
+
+    return build
+
+
 def decode(dtype, heads_q, heads_kv, page_size):
     """One query over a cache of 16384 keys: sdpa on a cache laid out for it, heads of a group as its queries; the
     pages gathered first."""
@@ -181,6 +236,9 @@ def all_cases():
     for name in ("fp32", "bf16"):
         yield f"forward packed-mask {name}", packed(DTYPES[name], False, masked=True)
         yield f"forward window {name} 512 of 4096", sliding_window(DTYPES[name], 4096, 512)
+    for backward, option in itertools.product((False, True), OPTIONS):
+        words = "forward+backward" if backward else "forward"
+        yield f"{words} causal, {option}, fp32 {'x'.join(map(str, OPTION_SHAPE))}", with_option(option, backward)
     for name, dtype in DTYPES.items():
         yield f"decode {name} heads 8 of 8", decode(dtype, 8, 8, 0)
     yield "decode bf16 heads 32 of 8", decode(torch.bfloat16, 32, 8, 0)

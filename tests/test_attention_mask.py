@@ -93,15 +93,40 @@ def test_a_row_that_sees_nothing_gives_zero(padfree, device):
     assert bool(got["lse"][:, :, 5].isneginf().all())
 
 
-def test_hidden_keys_hold_anything(padfree, device):
-    """Values behind the mask, the largest there are, do not reach the result."""
-    case = inputs([SEQLEN_Q] * BATCH, [SEQLEN_K] * BATCH, (HEADS, 2), (24, 16), device=device)
-    mask = padding_mask().to(device)
+@pytest.mark.parametrize("kind", ["bool", "float32", "dtype"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=dtype_id)
+@pytest.mark.parametrize("hidden", [slice(0, 25), slice(20, 41), slice(69, 70)], ids=["first", "middle", "last"])
+@pytest.mark.parametrize("content", [float("nan"), float("inf")], ids=str)
+def test_hidden_keys_hold_anything(padfree, device, hidden, dtype, kind, content):
+    """Nothing of a key that the mask hides reaches the others, wherever in the row it is."""
+    case = inputs([SEQLEN_Q] * BATCH, [SEQLEN_K] * BATCH, (HEADS, 2), (24, 16), dtype, device)
+    mask = causal_mask().expand(BATCH, 1, -1, -1).clone().to(device)
+    mask[1, :, :, hidden] = False
+    if kind != "bool":
+        added = torch.zeros(mask.shape, dtype=torch.float32 if kind == "float32" else dtype, device=device)
+        mask = added.masked_fill(~mask, float("-inf"))
     clean = run(padfree, case, mask)
     for name in ("k", "v"):
-        case[name][1, :25] = torch.finfo(torch.float32).max
+        case[name][1, hidden] = content
     got = run(padfree, case, mask)
-    assert_same_bits(got["out"], clean["out"], "out")
+    for name in clean:
+        assert_same_bits(got[name], clean[name], name)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, *DTYPES], ids=dtype_id)
+def test_masks_that_hide_up_to_any_column(padfree, device, dtype):
+    """Hidden ends of every length are found, whatever number of columns is looked at together."""
+    seqlen_k = 200
+    case = inputs([seqlen_k] * BATCH, [seqlen_k] * BATCH, (2, 2), (16, 16), torch.float32, device)
+    rows = torch.arange(seqlen_k, device=device)
+    mask = (rows[None] <= rows[:, None]) & (rows[None] >= rows[:, None] // 3)
+    mask = mask[None, None].clone()
+    mask[0, 0, 150, 60:100] = False
+    if dtype not in (torch.bool, torch.float32):
+        case = {name: tensor.to(dtype) if name in ("q", "k", "v", "dout") else tensor for name, tensor in case.items()}
+    if dtype != torch.bool:
+        mask = torch.zeros(mask.shape, dtype=dtype, device=device).masked_fill(~mask, float("-inf"))
+    check(padfree, case, mask)
 
 
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name not in ("odd_offset",)])

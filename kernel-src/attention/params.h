@@ -49,6 +49,17 @@ struct MaskView {
   int64_t key_stride = 0;
 };
 
+// What is known of a mask ahead of the kernels, for each cell of kCellRows positions by kCellKeys keys:
+// whether it shows any key, and whether it changes any score. A stride of 0 where the mask is broadcast.
+constexpr int kCellRows = 32, kCellKeys = 64;
+constexpr int kShows = 1, kChanges = 2;
+struct MaskCells {
+  const uint8_t* data = nullptr;
+  int64_t batch_stride = 0;
+  int64_t head_stride = 0;
+  int64_t row_stride = 0;
+};
+
 // A run of query rows and the run of key rows they may see. Slack (rows that belong to no sequence) is a run
 // with only one of the two, so that it gets its zeros from the same code.
 struct Sequence {
@@ -94,6 +105,7 @@ struct Params {
   const float* slopes = nullptr;  // ALiBi, [sequence][heads_q]
   int64_t slopes_stride = 0;      // 0: one row for all sequences
   MaskView mask;
+  MaskCells mask_cells;         // no data: nothing is known
   float dropout_factor = 0.0f;  // 1 / (1 - dropout_p), 0 without dropout
   uint32_t dropout_threshold = 0;
   uint64_t dropout_seed = 0;

@@ -107,7 +107,7 @@ inline void gradient_row(const Params& p, float* s, float* dp, const float* bias
   const Vec shift = splat(lse), mean = splat(delta);
   if (p.softcap == 0.0f) {
     for (int j = panel_begin; j < panel_end; j += Vec::kLanes) {
-      const Vec weight = exp2(load(s + j) - shift);
+      const Vec weight = exp2_nonpositive(load(s + j) - shift);
       store(s + j, weight);
       store(dp + j, weight * (load(dp + j) - mean));
     }
@@ -116,7 +116,7 @@ inline void gradient_row(const Params& p, float* s, float* dp, const float* bias
     for (int j = panel_begin; j < panel_end; j += Vec::kLanes) {
       const Vec t = tanh(load(s + j));
       const Vec capped = bias == nullptr ? cap * t : fma(cap, t, load(bias + j));
-      const Vec weight = exp2(capped - shift);
+      const Vec weight = exp2_nonpositive(capped - shift);
       store(s + j, weight);
       store(dp + j, weight * (load(dp + j) - mean) * fnma(t, t, splat(1.0f)));
     }
@@ -132,7 +132,7 @@ inline void gradient_row(const Params& p, float* s, float* dp, const float* bias
                                                     float delta) {
   const int g = i / kGemmRows, begin = mask.begin[i], end = mask.end[i];
   float bias[kMaxBlockK] = {}, factor[kMaxBlockK], dp_before[kMaxBlockK];
-  if (has_bias(p)) bias_row(p, q, kv_head, row, key, begin, end, bias);
+  if (has_bias(p, mask)) add_bias(p, q, kv_head, row, key, mask, begin, end, bias);
   if (p.dropout_factor != 0.0f) {
     dropout_row(p, q, kv_head, row, key, begin, end, factor);
     for (int j = begin; j < end; ++j) dp[j] *= factor[j];
@@ -207,31 +207,18 @@ inline void add_dq(const Params& p, const Sequence& s, const Task& task, const B
   __atomic_store_n(turn, static_cast<int32_t>(task.begin - blocks.begin + 1), __ATOMIC_RELEASE);
 }
 
-// Asks for the query block after this one while this one is computed.
-inline void prefetch_query_rows(const Params& p, const Sequence& s, int kv_head, int64_t row) {
-  const int m = static_cast<int>(min64(p.block_q, s.seqlen_q * p.group - row));
-  void* pointers[kMaxBlockQ];
-  query_rows(p, p.q, s, kv_head, row, m, pointers);
-  prefetch_rows(p.dtype, pointers, m, p.head_dim);
-  query_rows(p, p.dout, s, kv_head, row, m, pointers);
-  prefetch_rows(p.dtype, pointers, m, p.head_dim_v);
-}
-
 // Query rows [row, row + m) against the packed key block [key, key + n).
 inline void backward_tile(const Params& p, const Sequence& s, const Task& task, const BackwardSpace& w,
                           int64_t row, int m, int64_t key, int n, bool finite_keys, KeyRange blocks) {
   TileMask mask;
   tile_mask(p, s, row, m, key, n, mask);
-  if (p.mask.kind != MaskKind::kNone) {
-    shrink_to_mask(p, s, task.kv_head, row, m, key, mask);
-    if (empty(mask, m)) return add_dq(p, s, task, w, mask, row, m, n, finite_keys, blocks);
-  }
+  shrink_to_mask(p, s, task.kv_head, row, m, key, n, mask);
+  if (empty(mask, m)) return add_dq(p, s, task, w, mask, row, m, n, finite_keys, blocks);
   void* pointers[kMaxBlockQ];
   query_rows(p, p.q, s, task.kv_head, row, m, pointers);
   const bool finite_q = pack_panels(p.dtype, pointers, m, m, p.head_dim, query_scale(p), w.q);
   query_rows(p, p.dout, s, task.kv_head, row, m, pointers);
   const bool finite_dout = pack_panels(p.dtype, pointers, m, m, p.head_dim_v, 1.0f, w.dout);
-  prefetch_query_rows(p, s, task.kv_head, row + m);
 
   for (int j = 0; j < round_up(n, kPanel); j += kPanel) {
     for (int i = 0, g = 0; i < m; i += kGemmRows, ++g) {
@@ -246,7 +233,7 @@ inline void backward_tile(const Params& p, const Sequence& s, const Task& task, 
     }
   }
   const float* delta = p.delta + task.kv_head * p.virtual_rows + s.first_row + row;
-  const bool modified = has_bias(p) || p.dropout_factor != 0.0f;
+  const bool modified = has_bias(p, mask) || p.dropout_factor != 0.0f || p.dmask.data != nullptr;
   for (int i = 0; i < m; ++i) {
     const int g = i / kGemmRows;
     const float lse = *row_stat(p, p.lse, s, task.kv_head, row + i) * kLog2E;

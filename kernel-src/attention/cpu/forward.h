@@ -78,13 +78,6 @@ inline float softmax_row(float* s, int panel_begin, int panel_end, int begin, in
   return factor[0];
 }
 
-[[gnu::noinline]] inline void add_bias(const Params& p, const Sequence& s, int kv_head, int64_t row,
-                                       int64_t key, int begin, int end, float* scores) {
-  float bias[kMaxBlockK];
-  bias_row(p, s, kv_head, row, key, begin, end, bias);
-  for (int j = begin; j < end; ++j) scores[j] += bias[j];
-}
-
 // After the row's sum is taken: the log-sum-exp is that of all weights.
 [[gnu::noinline]] inline void drop_weights(const Params& p, const Sequence& s, int kv_head, int64_t row,
                                            int64_t key, int begin, int end, float* weights) {
@@ -109,7 +102,7 @@ inline void weigh_rows(const Params& p, const Sequence& s, int kv_head, int64_t 
     const int begin = mask.panel_begin[i / kGemmRows], end = mask.panel_end[i / kGemmRows];
     float* scores = tile + i * ld;
     if (p.softcap != 0.0f) softcap_row(scores + begin, end - begin, p);
-    if (has_bias(p)) add_bias(p, s, kv_head, row + i, key, mask.begin[i], mask.end[i], scores);
+    if (has_bias(p, mask)) add_bias(p, s, kv_head, row + i, key, mask, mask.begin[i], mask.end[i], scores);
     rescale[i] = softmax_row(scores, begin, end, mask.begin[i], mask.end[i], max[i], sum[i]);
     if (p.dropout_factor != 0.0f) {
       drop_weights(p, s, kv_head, row + i, key, mask.begin[i], mask.end[i], scores);
@@ -195,10 +188,8 @@ inline void forward(const Params& p, const Task& task, float* workspace) {
       if (block.begin >= key + n || block.end <= key) continue;
       TileMask mask;
       tile_mask(p, s, task.begin + i, m, key, n, mask);
-      if (p.mask.kind != MaskKind::kNone) {
-        shrink_to_mask(p, s, task.kv_head, task.begin + i, m, key, mask);
-        if (empty(mask, m)) continue;
-      }
+      shrink_to_mask(p, s, task.kv_head, task.begin + i, m, key, n, mask);
+      if (empty(mask, m)) continue;
       if (!packed) {
         key_rows(p, p.k, s, task.kv_head, key, n, pointers);
         pack_transposed(p.dtype, pointers, n, p.head_dim, w.keys);

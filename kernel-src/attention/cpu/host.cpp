@@ -11,6 +11,7 @@
 
 #include "attention/cpu/checks.h"
 #include "attention/cpu/kernels.h"
+#include "attention/cpu/mask_cells.h"
 #include "attention/cpu/plan.h"
 #include "attention/cpu/torch_op.h"
 #include "attention/params.h"
@@ -83,7 +84,9 @@ std::tuple<Tensor, Tensor> forward_op(Tensor q, Tensor k, Tensor v, const Option
   const std::vector<Task> tasks = forward_tasks(params, sequences, num_threads());
   const StreamPlan streamed =
       stream_plan(params, sequences, padded(kernels, params.head_dim_v), num_threads());
+  std::vector<uint8_t> cells;
   if (!tasks.empty()) {
+    if (options.mask.has_value()) scan_mask(params, q.size(0), q.size(1), k.size(1), cells);
     const Tensor workspace = allocate_workspace(params, q, kernels.forward_workspace(params), tasks.size());
     run(params, tasks, kernels.forward);
   }
@@ -184,6 +187,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward_op(Tensor dout, std:
     check_size(kOp, "mask", *options.mask, 1, q.size(2));
     params.dmask = mask_of("dmask", dmask, q, k);
   }
+  std::vector<uint8_t> cells;
+  if (options.mask.has_value()) scan_mask(params, q.size(0), q.size(1), k.size(1), cells);
   run(params, tasks, kernels.backward);
   return {dq, dk, dv, dsinks, dmask};
 }

@@ -9,52 +9,51 @@
 // seed, for the counter (key / 4, position, head, sequence): the same in every tiling, forward and backward.
 #pragma once
 
+#include "attention/cpu/mask.h"
 #include "attention/cpu/rows.h"
 
 namespace padfree::attention {
 namespace {
 
-constexpr float kHidden = -__builtin_inff();
-
-inline bool has_bias(const Params& p) {
-  return p.slopes != nullptr || p.mask.kind != MaskKind::kNone;
+inline bool has_bias(const Params& p, const TileMask& tile) {
+  return p.slopes != nullptr || tile.masked;
 }
 
 inline int64_t head_of(const Params& p, int kv_head, int64_t row) {
   return kv_head * p.group + row % p.group;
 }
 
-inline bool hides(uint8_t seen) {
-  return seen == 0;
-}
-inline bool hides(float added) {
-  return added == kHidden;
-}
-inline bool hides(BFloat16 added) {
-  return added.bits == 0xff80;
-}
-inline bool hides(Float16 added) {
-  return added.bits == 0xfc00;
-}
-
 // Calls f with a typed pointer to the mask of virtual row `row` at key `key`.
 template <typename F>
 inline void with_mask_row(const Params& p, const Sequence& s, int kv_head, int64_t row, int64_t key, F&& f) {
-  const MaskView& m = p.mask;
-  const int64_t offset = s.batch * m.batch_stride + head_of(p, kv_head, row) * m.head_stride +
-                         row / p.group * m.row_stride + key * m.key_stride;
-  if (m.kind == MaskKind::kBool) return f(static_cast<const uint8_t*>(m.data) + offset);
-  with_dtype(m.dtype,
-             [&](auto tag) { f(static_cast<const typename decltype(tag)::type*>(m.data) + offset); });
+  with_mask_at(p.mask, s.batch, head_of(p, kv_head, row), row / p.group, key, f);
+}
+
+// Cuts hidden columns off both ends of [begin, end), kWords times eight bytes at once as far as that goes.
+template <int kWords, typename T>
+inline void cut_hidden(const T* seen, int& begin, int& end) {
+  constexpr int kColumns = kWords * 8 / static_cast<int>(sizeof(T));
+  const auto hidden = [](const T* first) {
+    uint64_t words[kWords], differing = 0;
+    __builtin_memcpy(words, first, sizeof words);
+    for (uint64_t word : words) differing |= word ^ words_of(first).hidden;
+    return differing == 0;
+  };
+  while (end - begin >= kColumns && hidden(seen + begin)) begin += kColumns;
+  while (end - begin >= kColumns && hidden(seen + end - kColumns)) end -= kColumns;
 }
 
 // Cuts hidden columns off both ends of every row of the tile; rows that see nothing become empty.
-[[gnu::noinline]] inline void shrink_to_mask(const Params& p, const Sequence& s, int kv_head, int64_t row,
-                                             int m, int64_t key, TileMask& mask) {
+[[gnu::noinline]] inline void cut_tile(const Params& p, const Sequence& s, int kv_head, int64_t row, int m,
+                                       int64_t key, TileMask& mask) {
   const int64_t step = p.mask.key_stride;
   for (int i = 0; i < m; ++i) {
     int &begin = mask.begin[i], &end = mask.end[i];
     with_mask_row(p, s, kv_head, row + i, key, [&](const auto* seen) {
+      if (step == 1) {
+        cut_hidden<8>(seen, begin, end);
+        cut_hidden<1>(seen, begin, end);
+      }
       while (begin < end && hides(seen[begin * step])) ++begin;
       while (begin < end && hides(seen[(end - 1) * step])) --end;
     });
@@ -71,6 +70,22 @@ inline void with_mask_row(const Params& p, const Sequence& s, int kv_head, int64
   }
 }
 
+// Applies the 4-D mask, if there is one, to the shape of a tile: rows [row, row + m) against keys [key, key +
+// n). Afterwards `masked` tells whether its scores change.
+inline void shrink_to_mask(const Params& p, const Sequence& s, int kv_head, int64_t row, int m, int64_t key,
+                           int n, TileMask& mask) {
+  if (p.mask.kind == MaskKind::kNone) return;
+  const int64_t head = int64_t{kv_head} * p.group;
+  const int effect = mask_effect(p.mask_cells, s.batch, head, head + p.group, row / p.group,
+                                 (row + m - 1) / p.group + 1, key, key + n);
+  mask.masked = effect == (kShows | kChanges);
+  if ((effect & kShows) == 0) {
+    for (int i = 0; i < m; ++i) mask.begin[i] = mask.end[i] = 0;
+    for (int g = 0; g * kGemmRows < m; ++g) mask.panel_begin[g] = mask.panel_end[g] = 0;
+  }
+  if (mask.masked) cut_tile(p, s, kv_head, row, m, key, mask);
+}
+
 inline bool empty(const TileMask& mask, int m) {
   for (int g = 0; g * kGemmRows < m; ++g) {
     if (mask.panel_begin[g] < mask.panel_end[g]) return false;
@@ -78,38 +93,39 @@ inline bool empty(const TileMask& mask, int m) {
   return true;
 }
 
-inline void add_mask(const uint8_t* seen, int64_t step, int begin, int end, float* bias) {
+// Adds a mask's row to columns [begin, end). What it hides becomes -inf whatever it was: a key may hold NaN.
+inline void add_mask(const uint8_t* seen, int64_t step, int begin, int end, float* scores) {
   if (step == 1) {  // a loop of its own: a known step lets the compiler take vectors
-    for (int j = begin; j < end; ++j) bias[j] += seen[j] != 0 ? 0.0f : kHidden;
+    for (int j = begin; j < end; ++j) scores[j] = seen[j] != 0 ? scores[j] : kHidden;
     return;
   }
-  for (int j = begin; j < end; ++j) bias[j] += seen[j * step] != 0 ? 0.0f : kHidden;
+  for (int j = begin; j < end; ++j) scores[j] = seen[j * step] != 0 ? scores[j] : kHidden;
 }
 
 template <typename T>
-inline void add_mask(const T* added, int64_t step, int begin, int end, float* bias) {
+inline void add_mask(const T* added, int64_t step, int begin, int end, float* scores) {
   for (int j = begin; j < end; j += Vec::kLanes) {
     const int n = end - j < Vec::kLanes ? end - j : Vec::kLanes;
     T part[Vec::kLanes] = {};
     for (int i = 0; i < n && step != 1; ++i) part[i] = added[(j + i) * step];
     const Vec x = step == 1 ? load_upto(added + j, n) : load(part);
-    store_upto(bias + j, fma(x, splat(kLog2E), load_upto(bias + j, n)), n);
+    const Vec sum = fma(x, splat(kLog2E), load_upto(scores + j, n));
+    store_upto(scores + j, select(less(splat(kHidden), x), sum, x), n);
   }
 }
 
-// bias[j] for columns [begin, end).
-[[gnu::noinline]] inline void bias_row(const Params& p, const Sequence& s, int kv_head, int64_t row,
-                                       int64_t key, int begin, int end, float* bias) {
-  for (int j = begin; j < end; ++j) bias[j] = 0.0f;
+// Adds the bias of columns [begin, end) to scores in base 2.
+[[gnu::noinline]] inline void add_bias(const Params& p, const Sequence& s, int kv_head, int64_t row,
+                                       int64_t key, const TileMask& tile, int begin, int end, float* scores) {
   if (p.slopes != nullptr) {
     const float slope = p.slopes[s.index * p.slopes_stride + head_of(p, kv_head, row)] * kLog2E;
     // 32 bits, which vectors convert: a sequence has fewer than 2**31 rows.
     const int diagonal = static_cast<int>(row / p.group + s.seqlen_k - s.seqlen_q - key);
-    for (int j = begin; j < end; ++j) bias[j] = -slope * __builtin_fabsf(static_cast<float>(diagonal - j));
+    for (int j = begin; j < end; ++j) scores[j] -= slope * __builtin_fabsf(static_cast<float>(diagonal - j));
   }
-  if (p.mask.kind != MaskKind::kNone) {
+  if (tile.masked) {
     with_mask_row(p, s, kv_head, row, key,
-                  [&](const auto* mask) { add_mask(mask, p.mask.key_stride, begin, end, bias); });
+                  [&](const auto* mask) { add_mask(mask, p.mask.key_stride, begin, end, scores); });
   }
 }
 

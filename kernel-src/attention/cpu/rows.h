@@ -53,6 +53,7 @@ inline float* row_stat(const Params& p, const RowStats& stats, const Sequence& s
 struct TileMask {
   int begin[kMaxBlockQ], end[kMaxBlockQ];              // visible columns of a row
   int panel_begin[kMaxGroups], panel_end[kMaxGroups];  // columns of a group, whole panels; equal when none
+  bool masked = false;                                 // whether a 4-D mask changes scores of the tile
 };
 
 // Rows [row, row + m) against keys [key, key + n).

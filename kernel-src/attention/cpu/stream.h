@@ -313,7 +313,7 @@ inline void stream_tile(const Params& p, const Sequence& s, const StreamSpace& w
   TileMask mask;
   tile_mask(p, s, 0, m, key, n, mask);
   // A 4-D mask differs between heads: the plan gives its tasks one.
-  if (p.mask.kind != MaskKind::kNone) shrink_to_mask(p, s, task.kv_head, 0, m, key, mask);
+  shrink_to_mask(p, s, task.kv_head, 0, m, key, n, mask);
   if (empty(mask, m)) return;
   int begin = n, end = 0;
   bool together = p.mask.kind == MaskKind::kNone;

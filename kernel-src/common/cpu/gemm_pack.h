@@ -98,10 +98,6 @@ template <typename T>
   }
 }
 
-inline void prefetch_rows(DType dtype, const void* const* rows, int n, int dim) {
-  for (int i = 0; i < n; ++i) prefetch_row(rows[i], dim * (dtype == DType::kFloat32 ? 4 : 2));
-}
-
 inline void convert_rows(DType dtype, const void* const* rows, int n, int dim, float scale, float* out,
                          int ld) {
   with_dtype(dtype,
