@@ -26,18 +26,23 @@ POLICY = (
     "Times faster: medians of A/B/A/B rounds, in brackets the middle half; over several cases the geometric mean. Each "
     "case on each number of threads has a process of its own, and two rounds to warm up. Every call allocates its "
     "results, by glibc's malloc in the state of a process that has freed a tensor of 31 MiB: it keeps smaller blocks, "
-    "while larger ones pay for their pages in each call, on both sides."
+    "while larger ones pay for their pages in each call, on both sides. Shares of peak and of reading are those of the "
+    "fastest round, as the peaks are of their fastest run."
 )
 """How the figures came about; goes with them wherever they go."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """One case on one number of threads; times are medians in seconds, ``tokens`` what one call handles, if any."""
+    """One case on one number of threads; times are medians in seconds, ``tokens`` what one call handles, if any.
+
+    ``of_peak`` and ``of_read`` are shares of what the machine can do, of the ``fastest`` round.
+    """
 
     case: str
     threads: int
     seconds: float
+    fastest: float
     baseline: str
     baseline_seconds: float
     ratio: float

@@ -20,7 +20,7 @@ SEVERAL = speed.ROWS[0][0]
 
 
 def result(case: str, threads: int, ratio: float, baseline: str = "sdpa") -> Result:
-    return Result(case, threads, 1.0, baseline, ratio, ratio, 0.9 * ratio, 1.1 * ratio, 0.5, 0.25)
+    return Result(case, threads, 1.0, 0.9, baseline, ratio, ratio, 0.9 * ratio, 1.1 * ratio, 0.5, 0.25)
 
 
 def file_of(path: Path, *results: Result) -> Path:
