@@ -1,76 +1,94 @@
-"""README's table of speeds: a row for each family of work, from what ``bundle bench --json`` wrote.
+"""The tables of speeds in README.md and below kernel-src: a row for each kind of work, from ``bundle bench --json``.
 
 No figure is typed: ``bundle tables --speed FILE ...`` takes them from the files of one run, or of its parts, and a row
-without a result is left out. What the words mean is in bench_report.py.
+without a result is left out. What the words mean is in bench_report.py; which rows there are, in speed_rows.py.
 """
 
 from __future__ import annotations
 
-import fnmatch
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
-from bundle.bench_report import Result, spread
+from bundle.bench_report import Result, mean, spread, threads_in_words
 from bundle.errors import CheckError
-
-ROWS = (
-    ("attention, causal, forward + backward, bf16, 4 shapes", "attention/forward+backward causal bf16 *"),
-    ("attention, 8 packed documents, forward + backward, bf16", "attention/forward+backward packed bf16"),
-    ("attention, decode, 16384 keys in pages, bf16", "attention/decode bf16 heads 32 of 8, pages of 256"),
-    ("causal convolution, forward + backward, bf16", "causal_conv1d/forward+backward channel-last bf16"),
-    ("causal convolution, decode, 24 layers, fp32", "causal_conv1d/update 24 layers fp32"),
-    ("gated delta rule, forward, fp32", "gated_delta_rule/gdr fwd fp32"),
-    ("gated delta rule, forward + backward, fp32", "gated_delta_rule/gdr fwd+bwd fp32"),
-    ("gated delta rule, decode, 24 layers, fp32", "gated_delta_rule/gdr step 24 layers fp32"),
-    ("Mamba 1 scan, forward, fp32", "selective_scan/scan fwd fp32"),
-    ("Mamba 1 scan, forward + backward, fp32", "selective_scan/scan fwd+bwd fp32"),
-    ("Mamba 2 SSD, forward + backward, fp32", "state_space/ssd fwd+bwd fp32"),
-    ("Mamba 2, decode, 24 layers, fp32", "selective_scan/update 24 layers fp32, Mamba 2"),
-    ("training step, Qwen3-Next-shaped, texts of uneven lengths", "training/Qwen3-Next, uneven"),
-    ("training step, Bamba-shaped, texts of uneven lengths", "training/Bamba, uneven"),
-)
-"""What a row is called, and the glob of its cases; over several cases it has the geometric mean."""
+from bundle.machine_peak import Peak
+from bundle.speed_rows import Rows
 
 THREADS = (1, 2)
+HEADS = ("work", "compared with", *map(threads_in_words, THREADS))
 
 
-def read(files: Sequence[Path]) -> list[Result]:
-    """The results of the files; of a case that is in several, those of the last. CheckError where one holds none."""
+@dataclass(frozen=True)
+class Run:
+    """What a run of ``bundle bench`` wrote, or several."""
+
+    results: list[Result]
+    peaks: dict[int, Peak]
+    policy: str = ""
+
+    def foot(self) -> str:
+        """What the machine could do meanwhile."""
+        return "Meanwhile the machine did " + "; ".join(
+            f"{peak.gflops:.0f} GFLOP/s of fused multiply-adds and {peak.read_gbs:.1f} GB/s of reading on "
+            f"{threads_in_words(threads)}"
+            for threads, peak in self.peaks.items()
+        )
+
+
+def read(files: Sequence[Path]) -> Run:
+    """What the files hold; of what is in several, that of the last. CheckError where one holds no results."""
     found: dict[tuple[str, int], Result] = {}
+    peaks: dict[int, Peak] = {}
+    policy = ""
     for file in files:
         try:
-            results = [Result(**fields) for fields in json.loads(file.read_text(encoding="utf-8"))["results"]]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            written = json.loads(file.read_text(encoding="utf-8"))
+            results = [Result(**fields) for fields in written["results"]]
+            peaks |= {int(threads): Peak(**fields) for threads, fields in written["peaks"].items()}
+            policy = written["policy"]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckError(f"--speed must name files of `bench --json`, got {file} ({error})") from error
         found |= {(result.case, result.threads): result for result in results}
-    return list(found.values())
+    return Run(list(found.values()), peaks, policy)
 
 
-def table(results: Sequence[Result]) -> Iterator[tuple[str, ...]]:
-    """The cells of each row that has a result."""
-    for work, cases in ROWS:
-        rows = [result for result in results if fnmatch.fnmatchcase(result.case, cases) and result.threads in THREADS]
-        if rows:
-            baselines = dict.fromkeys(row.baseline for row in rows)
-            reached = (_reached([row for row in rows if row.threads == number]) for number in THREADS)
+def table(rows: Rows, results: Sequence[Result], *, more: bool = False) -> Iterator[tuple[str, ...]]:
+    """The cells of each row that has a result; ``more``: with the time of a call and its share of what is possible."""
+    for work, cases in rows:
+        found = [result for result in results if fnmatchcase(result.case, cases) and result.threads in THREADS]
+        if found:
+            baselines = dict.fromkeys(result.baseline for result in found)
+            reached = (_reached([one for one in found if one.threads == number], more) for number in THREADS)
             yield (work, "; ".join(baselines), *reached)
 
 
-def absent(results: Sequence[Result]) -> list[str]:
-    """The rows that have no result on some number of threads."""
-    there = {
-        (work, result.threads) for work, cases in ROWS for result in results if fnmatch.fnmatchcase(result.case, cases)
-    }
-    return [f"{work} x{number}" for work, _ in ROWS for number in THREADS if (work, number) not in there]
+def absent(rows: Rows, results: Sequence[Result]) -> list[str]:
+    """The cases of rows that have no result on some number of threads."""
+    there = {(cases, result.threads) for _, cases in rows for result in results if fnmatchcase(result.case, cases)}
+    wanted = dict.fromkeys((cases, number) for _, cases in rows for number in THREADS)
+    return [f"{cases} x{number}" for cases, number in wanted if (cases, number) not in there]
 
 
-def _reached(rows: Sequence[Result]) -> str:
-    if not rows:
+def _reached(results: Sequence[Result], more: bool) -> str:
+    if not results:
         return ""
-    ratio, low, high = spread(rows)
-    return f"{_short(ratio)} [{_short(low)}, {_short(high)}]"
+    ratio, low, high = spread(results)
+    times = f"{_short(ratio)} [{_short(low)}, {_short(high)}]"
+    if not more:
+        return times
+    duration = [_milliseconds(results[0].seconds)] if len(results) == 1 else []
+    shares = {"peak": mean(results, lambda one: one.of_peak), "reading": mean(results, lambda one: one.of_read)}
+    bound = max(shares, key=lambda name: shares[name])
+    return ", ".join([times, *duration, f"{shares[bound]:.0%} of {bound}"])
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.0f} ms" if seconds >= 0.1 else f"{seconds * 1e3:.3g} ms"
 
 
 def _short(ratio: float) -> str:
-    return f"{ratio:.1f}" if ratio < 9.95 else f"{ratio:.0f}"
+    digits = 2 if ratio < 1.995 else 1 if ratio < 9.95 else 0
+    return f"{ratio:.{digits}f}"

@@ -1,5 +1,5 @@
 """``bundle tables``: the tables of README.md and docs/ that come from tests/claims*.py; checks them, or writes them.
-Of measured speeds it only writes README's (speed.py).
+Measured speeds it only writes (speed.py).
 
 A table lies between ``<!-- table NAME ... -->`` and ``<!-- end NAME -->``. What its rows claim is proven by the tests
 that they name, which must exist; that each of them passes is for the tests' own run to say (tests/claims_run.py).
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import ast
 import importlib
+import itertools
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,7 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from bundle import bench_report, buildfile, matrix, options, process, speed
+from bundle import buildfile, matrix, options, process, speed, speed_rows
 from bundle.buildfile import BuildFile
 from bundle.errors import CheckError
 
@@ -42,14 +43,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[],
         metavar="FILE",
-        help="write README's table of speeds from what `bench --json FILE` wrote, and nothing else",
+        help="write the tables of speeds from what `bench --json FILE` wrote, and nothing else",
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the tables, or CheckError that names each one, and each test, that is not as claimed."""
     if args.speed:
-        return write_speeds(args.root / "README.md", args.speed)
+        return write_speeds(args.root, args.speed)
     claims, build = load(args.root / "tests"), buildfile.read(args.root)
     found = list(missing_tests(args.root / "tests", claims.named_tests()))
     for name in sorted({document for document, _ in TABLES}):
@@ -68,12 +69,20 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def write_speeds(readme: Path, files: Sequence[Path]) -> int:
-    """Put the figures of a run of ``bundle bench`` into README's table."""
-    results = speed.read(files)
-    lines = table(("work", "compared with", *map(bench_report.threads_in_words, speed.THREADS)), speed.table(results))
-    readme.write_text(placed("README.md", readme.read_text(encoding="utf-8"), "speed", lines), encoding="utf-8")
-    process.say("README.md: speeds written" + "".join(f"\n  no result: {row}" for row in speed.absent(results)))
+def write_speeds(root: Path, files: Sequence[Path]) -> int:
+    """Put the figures of a run of ``bundle bench`` into README's table and into those of the kernels it timed."""
+    run = speed.read(files)
+    summary = [*table(speed.HEADS, speed.table(speed_rows.README, run.results)), "", run.policy]
+    documents = {"README.md": summary}
+    for name, rows in speed_rows.KERNELS.items():
+        if cells := list(speed.table(rows, run.results, more=True)):
+            documents[name] = [*table(speed.HEADS, cells), "", run.foot()]
+    for name, lines in documents.items():
+        text = (root / name).read_text(encoding="utf-8")
+        (root / name).write_text(placed(name, text, "speed", lines), encoding="utf-8")
+    every = (*speed_rows.README, *itertools.chain.from_iterable(speed_rows.KERNELS.values()))
+    missing = "".join(f"\n  no result: {row}" for row in speed.absent(every, run.results))
+    process.say(f"{', '.join(documents)}: speeds written{missing}")
     return 0
 
 
