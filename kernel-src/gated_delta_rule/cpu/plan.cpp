@@ -83,8 +83,9 @@ std::vector<Task> recurrent_tasks(const Params& params, const std::vector<Sequen
   const int all = params.heads_k * params.group;
   int64_t total = 0;
   for (const Sequence& s : sequences) total += s.length * all;
-  // Heads in a row ask for one another's states; a few tasks a thread still even out.
-  const int64_t wanted = threads == 1 ? total + 1 : total / (threads * 4) + 1;
+  // One piece a thread: heads in a row ask for one another's states, and every cut begins with a state that
+  // nobody has asked for.
+  const int64_t wanted = div_up(total, threads);
   std::vector<Task> tasks;
   for (size_t i = 0; i < sequences.size(); ++i) {
     const int64_t length = sequences[i].length;
