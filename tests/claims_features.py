@@ -148,10 +148,12 @@ FEATURES = (
         options=(
             shown("all heads side by side", f"{FA3}heads_side_by_side", arguments="qkv num_heads_q"),
             shown(
-                "queries of a cache packed",
+                "queries and new keys of a cache packed",
                 f"{FA3}packed_queries",
                 f"{FA3}packed_queries_of_whole_rows",
-                arguments="cu_seqlens_q max_seqlen_q",
+                f"{FA3}packed_append",
+                f"{FA3}boundaries_of_no_new_keys_say_nothing",
+                arguments="cu_seqlens_q max_seqlen_q cu_seqlens_k_new rotary_seqlens",
             ),
             shown(
                 "sinks, dropout, cache rows and left padding as above",
@@ -171,7 +173,7 @@ FEATURES = (
             shown(
                 "`qv`, float8 and chunks refused",
                 f"{FA3}refused_by_name",
-                arguments="qv q_descale k_descale v_descale attention_chunk cu_seqlens_k_new rotary_seqlens",
+                arguments="qv q_descale k_descale v_descale attention_chunk",
             ),
         ),
     ),

@@ -234,7 +234,7 @@ FLASH_ATTN = Package(
             home="flash_attn",
             names=("losses", "models", "modules", "utils"),
             verdict="refused",
-            words="no attention function: transformers' or torch's own (`torch.nn.CrossEntropyLoss`)",
+            words="layers, models and what trains them: transformers' or torch's own (`torch.nn.CrossEntropyLoss`)",
         ),
         Original(
             home="flash_attn.ops",
@@ -323,8 +323,8 @@ FLASH_ATTENTION_3 = Package(
             names=("flash_attn_with_kvcache",),
             verdict="differs",
             words=(
-                f"{_NOT_TAKEN}, so are `rotary_seqlens`, and beside `cu_seqlens_q` new keys, rotary and left padding; "
-                "the parts of its splits come back as None"
+                f"{_NOT_TAKEN}, so is left padding beside `cu_seqlens_q`, `cu_seqlens_k_new` and `rotary_seqlens`; the "
+                "parts of its splits come back as None"
             ),
             signature=(
                 "q, k_cache, v_cache, k=None, v=None, qv=None, rotary_cos=None, rotary_sin=None, cache_seqlens=None, "
@@ -336,6 +336,7 @@ FLASH_ATTENTION_3 = Package(
             tests=(
                 "test_flash_attention_3.py::test_every_argument_of_the_cache_in_its_place",
                 "test_flash_attention_3.py::test_packed_queries",
+                "test_flash_attention_3.py::test_packed_append",
                 "test_flash_attention_3.py::test_packed_errors",
                 *_FA3_TESTS,
             ),

@@ -8,8 +8,7 @@ from . import _attention_checks as arguments
 from . import _checks as checks
 from ._attention_checks import OP, Window
 from ._ops import ops
-from .attention import flash_attn_varlen_func
-from .rotary import rotate
+from .rotary import apply_rotary, rotate
 
 CACHE = ("k_cache", "v_cache")
 
@@ -91,13 +90,15 @@ def flash_attn_with_kvcache(
         after = torch.full((batch,), capacity, device=q.device)
     else:
         after = before.long() + appended if appended else before
-    _check_room(after, leftpad, appended, capacity, block_table)
+    _check_room(before, after, leftpad, capacity, block_table)
     if block_table is not None:
         block_table = arguments.pages_of(block_table, q, batch, k_cache, checks.values_of(after))
     if rotary_cos is not None or rotary_sin is not None:
         q, k = _rotate_both(q, k, rotary_cos, rotary_sin, before, options, rotary_interleaved)
     if k is not None:
-        _append(k_cache, v_cache, k, v, before, rows, block_table)
+        sequence = torch.arange(batch, device=q.device)[:, None]
+        positions = before.long()[:, None] + torch.arange(appended, device=q.device)
+        _append(k_cache, v_cache, k, v, sequence, positions, rows, block_table)
     with checks.no_autograd(q, *modifiers[:2]):
         out, softmax_lse = ops.attention_fwd(
             q, k_cache, v_cache, None, None, q.shape[1], capacity, *options, *modifiers,
@@ -110,40 +111,128 @@ def attend_packed(
     q: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
-    cu_seqlens_q: torch.Tensor,
-    max_seqlen_q: Any,
+    k: Optional[torch.Tensor],
+    v: Optional[torch.Tensor],
+    rotary: tuple[Optional[torch.Tensor], Optional[torch.Tensor], bool, Optional[torch.Tensor]],
     cache_seqlens: Union[int, torch.Tensor, None],
     cache_batch_idx: Optional[torch.Tensor],
     block_table: Optional[torch.Tensor],
-    **how: Any,
+    cu_seqlens_q: Optional[torch.Tensor],
+    cu_seqlens_k_new: Optional[torch.Tensor],
+    max_seqlen_q: Any,
+    options: tuple[Any, ...],
+    sinks: tuple[Any, Any],
+    num_splits: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Packed queries (total_q, heads_q, head_dim) against a cache; the arguments of both functions, ``(out, lse)``.
+    """``flash_attn_with_kvcache`` of queries, or of new keys, packed by boundaries; ``(out, softmax_lse)``.
+
+    Args:
+        q: (total_q, heads_q, head_dim), or without cu_seqlens_q (batch, seqlen_q, heads_q, head_dim); k and v likewise.
+        rotary: cos, sin, interleaved, and (batch,) positions to start from in place of cache_seqlens.
+        options: softmax_scale, causal, window_size, softcap. sinks: s_aux, learnable_sink.
 
     Without a block_table a row of the cache is a page.
     """
-    checks.require_floating(OP, "q", q)
-    for name, cache in zip(CACHE, (k_cache, v_cache)):
-        checks.require_like(OP, name, cache, "q", q)
-        checks.require_dim(OP, name, cache, 4)
-    arguments.refuse_gradients(q, k_cache, v_cache, "k_cache")
-    checks.require_integers(OP, "cu_seqlens_q", cu_seqlens_q, "q", q)
+    if arguments.CUDA:
+        raise NotImplementedError("flash_attn_with_kvcache: no kernel on cuda yet")
+    q, cu_seqlens_q, shape = _packed("q", q, "cu_seqlens_q", cu_seqlens_q, q)
     batch = cu_seqlens_q.shape[0] - 1
-    rows = _rows(cache_batch_idx, block_table, k_cache, q, batch)
+    max_seqlen_q = arguments.max_seqlen_of("max_seqlen_q", q.shape[0] if max_seqlen_q is None else max_seqlen_q, q)
+    arguments.check_qkv(q, k_cache, v_cache, 3, 4, names=CACHE)
+    arguments.refuse_gradients(q, k_cache, v_cache, "k_cache")
+    scores = arguments.scores(q, *options)
+    modifiers = arguments.modifiers(q, batch, *sinks, None, 0.0)
+    arguments.check_flags(True, True, num_splits)
+    arguments.check_boundaries("q", cu_seqlens_q, q.shape[0], max_seqlen_q)
     capacity = k_cache.shape[1] if block_table is None else _width(block_table) * k_cache.shape[1]
-    lengths = _lengths("cache_seqlens", capacity if cache_seqlens is None else cache_seqlens, q, batch)
-    _check_room(lengths, None, 0, capacity, block_table)
+    rows = _rows(cache_batch_idx, block_table, k_cache, q, batch)
+    if k is not None and cache_seqlens is None:
+        raise ValueError(f"{OP}: cache_seqlens must be given with k, got None")
+    before = after = _lengths("cache_seqlens", capacity if cache_seqlens is None else cache_seqlens, q, batch)
+    if k is not None:
+        k, ends, _ = _packed("k", k, "cu_seqlens_k_new", cu_seqlens_k_new, q)
+        v = _packed("v", v, "cu_seqlens_k_new", cu_seqlens_k_new, q)[0]
+        _check_new(k, ends, batch)
+        after = checks.as_int32(before + ends.diff())
+    _check_appended(q, k_cache, v_cache, k, v, 3)
+    _check_room(before, after, None, capacity, block_table)
     if block_table is None:
-        rows = torch.arange(batch, device=q.device) if rows is None else rows
-        block_table = rows[:, None].int()
-    ends = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
-    out, softmax_lse, _ = flash_attn_varlen_func(
-        q, k_cache, v_cache, cu_seqlens_q, ends, q.shape[0] if max_seqlen_q is None else max_seqlen_q, capacity,
-        return_attn_probs=True, block_table=block_table, **how,
-    )  # fmt: skip
-    return out, softmax_lse
+        block_table = (torch.arange(batch, device=q.device) if rows is None else rows)[:, None].int()
+    block_table = arguments.pages_of(block_table, q, batch, k_cache, checks.values_of(after))
+    if rotary[0] is not None or rotary[1] is not None:
+        _require_keys(k)
+        cos, sin, interleaved, start = rotary
+        start = before if start is None else _lengths("rotary_seqlens", start, q, batch)
+        q = _rotate_queries(q, cos, sin, interleaved, start, cu_seqlens_q, scores)
+        k = apply_rotary(k, cos, sin, start, ends, interleaved=interleaved)
+    if k is not None:
+        steps = torch.arange(k.shape[0], device=q.device)
+        sequence = torch.searchsorted(ends[1:].long().contiguous(), steps, right=True)
+        _append(k_cache, v_cache, k, v, sequence, steps + (before - ends[:-1])[sequence], None, block_table)
+    ends_k = torch.nn.functional.pad(after.cumsum(0, dtype=torch.int32), (1, 0))
+    with checks.no_autograd(q, *modifiers[:2]):
+        out, softmax_lse = ops.attention_fwd(
+            q, k_cache, v_cache, checks.as_int32(cu_seqlens_q), ends_k, max_seqlen_q, capacity, *scores, *modifiers,
+            None, None, None, block_table,
+        )  # fmt: skip
+    if shape is None:
+        return out, softmax_lse
+    return out.unflatten(0, shape), softmax_lse.unflatten(1, shape).transpose(0, 1)
 
 
-def _check_appended(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, k: Any, v: Any) -> None:
+def _packed(
+    name: str, tensor: Any, ends_name: str, ends: Optional[torch.Tensor], q: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, Optional[tuple[int, int]]]:
+    """A tensor as packed rows, their boundaries, and (batch, seqlen) where it was dense."""
+    checks.require_floating(OP, name, tensor)
+    if ends is not None:
+        checks.require_integers(OP, ends_name, ends, "q", q)
+        checks.require_dim(OP, name, tensor, 3)
+        return tensor, ends, None
+    checks.require_dim(OP, name, tensor, 4)
+    batch, seqlen = tensor.shape[:2]
+    ends = torch.arange(batch + 1, dtype=torch.int32, device=tensor.device) * seqlen
+    return tensor.flatten(0, 1), ends, (batch, seqlen)
+
+
+def _check_new(k: torch.Tensor, ends: torch.Tensor, batch: int) -> None:
+    """Boundaries of new keys cover them all."""
+    checks.require_size(OP, "cu_seqlens_k_new", ends, 0, batch + 1)
+    values = checks.values_of(ends)
+    if values and values[-1] != k.shape[0]:
+        raise ValueError(f"{OP}: cu_seqlens_k_new must end at the number of rows of k ({k.shape[0]}), got {values[-1]}")
+    arguments.check_boundaries("k_new", ends, k.shape[0], k.shape[0])
+
+
+def _rotate_queries(
+    q: torch.Tensor,
+    cos: Any,
+    sin: Any,
+    interleaved: bool,
+    start: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    scores: arguments.Scores,
+) -> torch.Tensor:
+    """Packed queries, from ``start`` on, or all at it where they see all keys."""
+    if not _advances(scores):
+        start = start.repeat_interleave(cu_seqlens_q.diff())
+        cu_seqlens_q = torch.arange(start.shape[0] + 1, device=q.device)
+    return apply_rotary(q, cos, sin, start, cu_seqlens_q, interleaved=interleaved)
+
+
+def _advances(scores: arguments.Scores) -> bool:
+    """Whether the queries of a call are at positions one after the other, rather than all at the first one's."""
+    return scores.causal or scores.window_left >= 0 or scores.window_right >= 0
+
+
+def _require_keys(k: Any) -> None:
+    if k is None:
+        raise ValueError(f"{OP}: k must be given with rotary_cos, got None")
+
+
+def _check_appended(
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, k: Any, v: Any, dims: int = 4
+) -> None:
     for name, tensor, other, given in (("k", k, "v", v), ("v", v, "k", k)):
         if tensor is None and given is not None:
             raise ValueError(f"{OP}: {name} must be given with {other}, got None")
@@ -151,8 +240,8 @@ def _check_appended(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tenso
         return
     for name, tensor, cache in (("k", k, k_cache), ("v", v, v_cache)):
         checks.require_like(OP, name, tensor, "q", q)
-        checks.require_dim(OP, name, tensor, 4)
-        wanted = (q.shape[0], k.shape[1], cache.shape[2], cache.shape[3])
+        checks.require_dim(OP, name, tensor, dims)
+        wanted = (*((q.shape[0], k.shape[1]) if dims == 4 else k.shape[:1]), *cache.shape[2:])
         for dim, size in enumerate(wanted):
             checks.require_size(OP, name, tensor, dim, size)
         checks.require_distinct_elements(OP, f"{name}_cache", cache)
@@ -198,17 +287,21 @@ def _width(block_table: Any) -> int:
 
 
 def _check_room(
-    after: torch.Tensor, leftpad: Optional[torch.Tensor], appended: int, capacity: int, block_table: Any
+    before: Optional[torch.Tensor],
+    after: torch.Tensor,
+    leftpad: Optional[torch.Tensor],
+    capacity: int,
+    block_table: Any,
 ) -> None:
     """Every token has a slot; with a block_table ``pages_of`` says so instead, with its pages."""
     lengths = checks.values_of(after)
     if lengths is None:
         return
-    for length in lengths:
+    for row, length in enumerate(lengths):
         if block_table is None and length > capacity:
+            held = int(before[row])
             raise ValueError(
-                f"{OP}: k_cache must have room for {length} tokens ({length - appended} and {appended} new), "
-                f"got {capacity}"
+                f"{OP}: k_cache must have room for {length} tokens ({held} and {length - held} new), got {capacity}"
             )
     if leftpad is None:
         return
@@ -222,21 +315,19 @@ def _append(
     v_cache: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    before: torch.Tensor,
+    sequence: torch.Tensor,
+    positions: torch.Tensor,
     rows: Optional[torch.Tensor],
     block_table: Optional[torch.Tensor],
 ) -> None:
-    """Writes k and v at before, before + 1, ... of each sequence; no other element of the cache is touched."""
-    positions = before.long()[:, None] + torch.arange(k.shape[1], device=k.device)
+    """Writes k and v at the positions of their sequences; no other element of the cache is touched."""
     if block_table is not None:
         pages, page_size = k_cache.shape[:2]
         # A -1 would count from the end: past the end it is refused, also where values cannot be checked (tracing).
         table = block_table.long().masked_fill(block_table < 0, pages)
-        index = table.gather(1, positions // page_size), positions % page_size
-    elif rows is not None:
-        index = rows.long()[:, None], positions
+        index = table[sequence, positions // page_size], positions % page_size
     else:
-        index = torch.arange(k.shape[0], device=k.device)[:, None], positions
+        index = sequence if rows is None else rows.long()[sequence], positions
     k_cache.index_put_(index, k)
     v_cache.index_put_(index, v)
 
@@ -251,8 +342,7 @@ def _rotate_both(
     interleaved: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """q and k rotated by their positions, which count from the start of the cache, padding included."""
-    if k is None:
-        raise ValueError(f"{OP}: k must be given with rotary_cos, got None")
+    _require_keys(k)
     checks.require_bool(OP, "rotary_interleaved", interleaved)
     for name, table in (("rotary_cos", cos), ("rotary_sin", sin)):
         checks.require_tensor(OP, name, table)
@@ -267,7 +357,7 @@ def _rotate_both(
         checks.require_size(OP, "rotary_sin", sin, dim, cos.shape[dim])
     if 2 * cos.shape[1] > q.shape[-1]:
         raise ValueError(f"{OP}: rotary_cos must be at most head_dim / 2 ({q.shape[-1] // 2}) wide, got {cos.shape[1]}")
-    advances = options.causal or options.window_left >= 0 or options.window_right >= 0
+    advances = _advances(options)
     longest = max(k.shape[1], q.shape[1] if advances else 1)
     for start in checks.values_of(before) or ():
         if start + longest > cos.shape[0]:

@@ -3,7 +3,7 @@
 The arithmetic is that of the bundle's own functions of the same names, which keep flash-attn 2.8's order; an argument
 given by name means the same in both. What steers only the schedule of FlashAttention 3's kernels changes no bit here:
 ``num_splits``, ``pack_gqa``, ``sm_margin``, ``scheduler_metadata``. What no kernel takes is refused by name: ``qv``,
-the descales (float8), ``attention_chunk``, ``rotary_seqlens``, new keys packed by ``cu_seqlens_k_new``.
+the descales (float8), ``attention_chunk``, and left padding of a cache whose queries or new keys are packed.
 
 Keyword-only arguments are this bundle's: transformers passes an option on only where it is declared, and drops it
 without a word where it is not.
@@ -214,15 +214,18 @@ def flash_attn_with_kvcache(
 
     Args:
         q: (batch, seqlen_q, heads_q, head_dim), or with cu_seqlens_q (total_q, heads_q, head_dim).
-        k_cache, v_cache, k, v, rotary_cos, rotary_sin, rotary_interleaved, cache_seqlens, cache_batch_idx,
+        k, v: (batch, seqlen_new, heads_kv, head_dim) and head_dim_v, or with cu_seqlens_k_new (total_new, ...).
+        k_cache, v_cache, rotary_cos, rotary_sin, rotary_interleaved, cache_seqlens, cache_batch_idx,
             cache_leftpad, page_table, block_table, softmax_scale, causal, window_size, softcap, s_aux, learnable_sink:
             as in ``padfree.flash_attn_with_kvcache``.
-        cu_seqlens_q: (batch + 1,) int32 or int64: q holds as many queries of each sequence as it has. With it k, v,
-            rotary_cos, rotary_sin and cache_leftpad are None.
+        cu_seqlens_q: (batch + 1,) int32 or int64: where each sequence's queries begin in q. Rows past the last end give
+            out 0 and lse -inf.
+        cu_seqlens_k_new: the same for the rows of k and v, all of them; without k it says nothing.
+        rotary_seqlens: (batch,) int32 or int64: the positions that rotary starts from, cache_seqlens by default.
         max_seqlen_q: upper bound of the queries of a sequence; not needed.
         scheduler_metadata: None or what ``get_scheduler_metadata`` returned; it changes nothing, nor do num_splits,
             pack_gqa and sm_margin.
-        qv, q_descale, k_descale, v_descale, cu_seqlens_k_new, rotary_seqlens: None.
+        qv, q_descale, k_descale, v_descale: None; cache_leftpad too where one of the last three is given.
         attention_chunk: 0.
 
     Returns:
@@ -235,29 +238,28 @@ def flash_attn_with_kvcache(
 
     Source: FlashAttention 3, ``flash_attn_with_kvcache``.
     """
-    _refuse(
-        qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, attention_chunk=attention_chunk,
-        cu_seqlens_k_new=cu_seqlens_k_new, rotary_seqlens=rotary_seqlens,
-    )  # fmt: skip
+    _refuse(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, attention_chunk=attention_chunk)
     _check_schedule(pack_gqa, sm_margin, scheduler_metadata)
     checks.require_bool(OP, "return_softmax_lse", return_softmax_lse)
     table = arguments.one_of("page_table", page_table, "block_table", block_table)
-    how = {
-        "softmax_scale": softmax_scale, "causal": causal, "window_size": window_size, "softcap": softcap,
-        "s_aux": s_aux, "learnable_sink": learnable_sink, "num_splits": num_splits,
-    }  # fmt: skip
-    if cu_seqlens_q is not None:
-        appended = {"k": k, "v": v, "rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "cache_leftpad": cache_leftpad}
-        _refuse(" with cu_seqlens_q", **appended)
+    packs = {"cu_seqlens_q": cu_seqlens_q, "rotary_seqlens": rotary_seqlens}
+    if k is not None:
+        packs["cu_seqlens_k_new"] = cu_seqlens_k_new
+    given = [name for name, value in packs.items() if value is not None]
+    if given:
+        _refuse(f" with {given[0]}", cache_leftpad=cache_leftpad)
         out, softmax_lse = attention_kvcache.attend_packed(
-            q, k_cache, v_cache, cu_seqlens_q, max_seqlen_q, cache_seqlens, cache_batch_idx, table, **how
-        )
+            q, k_cache, v_cache, k, v, (rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens), cache_seqlens,
+            cache_batch_idx, table, cu_seqlens_q, cu_seqlens_k_new, max_seqlen_q,
+            (softmax_scale, causal, window_size, softcap), (s_aux, learnable_sink), num_splits,
+        )  # fmt: skip
     else:
         if max_seqlen_q is not None and isinstance(q, torch.Tensor) and q.dim() > 1 and max_seqlen_q < q.shape[1]:
             raise ValueError(f"{OP}: max_seqlen_q must be at least the queries of q ({q.shape[1]}), got {max_seqlen_q}")
         out, softmax_lse = attention_kvcache.flash_attn_with_kvcache(
             q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad, table,
-            rotary_interleaved=rotary_interleaved, return_softmax_lse=True, **how,
+            softmax_scale, causal, window_size, softcap, rotary_interleaved, None, num_splits, True, s_aux=s_aux,
+            learnable_sink=learnable_sink,
         )  # fmt: skip
     return (out, softmax_lse, None, None) if return_softmax_lse else out
 

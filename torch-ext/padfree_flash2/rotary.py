@@ -273,7 +273,8 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: b
     half = cos.shape[-1]
     cos, sin = cos.float().unsqueeze(-2), sin.float().unsqueeze(-2)
     first, second = _pairs(x[..., : 2 * half].float(), interleaved)
-    turned = _joined(first * cos - second * sin, first * sin + second * cos, interleaved).to(x.dtype)
+    parts = first * cos - second * sin, first * sin + second * cos
+    turned = _joined(*(part.to(x.dtype) for part in parts), interleaved)
     return turned if 2 * half == x.shape[-1] else torch.cat([turned, x[..., 2 * half :]], -1)
 
 
@@ -308,19 +309,18 @@ def _check_tables(x: Any, cos: Any, sin: Any, dims: int, dims_table: int = 2) ->
         raise ValueError(f"{OP}: cos must be at most head_dim / 2 ({x.shape[-1] // 2}) wide, got {cos.shape[-1]}")
 
 
-def _positions(x: torch.Tensor, offsets: Any, max_seqlen: Any, rows: int) -> torch.Tensor:
-    """Rows of the tables, (seqlen,) or (batch, seqlen)."""
+def _positions(x: torch.Tensor, offsets: Any, max_seqlen: Any, rows: int) -> Union[slice, torch.Tensor]:
+    """Rows of the tables, those of all sequences or (batch, seqlen)."""
     seqlen = x.shape[1]
     _check_bound(max_seqlen, seqlen)
-    steps = torch.arange(seqlen, device=x.device)
     if _is_integer(offsets):
         _check_rows([offsets], [seqlen], rows)
-        return steps + offsets
+        return slice(offsets, offsets + seqlen)
     offsets = _offsets(offsets, x, x.shape[0])
     starts = checks.values_of(offsets)
     if starts is not None:
         _check_rows(starts, [seqlen] * len(starts), rows)
-    return offsets.long()[:, None] + steps
+    return offsets.long()[:, None] + torch.arange(seqlen, device=x.device)
 
 
 def _packed_positions(
