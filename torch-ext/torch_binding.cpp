@@ -26,6 +26,13 @@ int64_t cpu_amx() {
   return 0;
 #endif
 }
+bool cpu_bfloat16_dot() {
+#if defined(CPU_KERNEL)
+  return has_bfloat16_dot();
+#else
+  return false;
+#endif
+}
 }  // namespace padfree
 
 STABLE_TORCH_LIBRARY(TORCH_EXTENSION_NAME, ops) {
@@ -35,6 +42,8 @@ STABLE_TORCH_LIBRARY(TORCH_EXTENSION_NAME, ops) {
   // In which types plain attention is handed to torch's op: 1 for bfloat16, plus 2 for float16; raises if
   // PADFREE_AMX is wrong.
   ops.def("cpu_amx() -> int");
+  // Whether attention takes the CPU's dot product of bfloat16; raises if PADFREE_AVX512_BF16 is wrong.
+  ops.def("cpu_bfloat16_dot() -> bool");
 
   // Dense: q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv); packed (with both cu_seqlens): (T, H, D) and
   // so on. A window of -1 is unbounded on that side, softcap 0 is off. softmax_lse is float32, (B, H, Sq) or
@@ -141,6 +150,7 @@ STABLE_TORCH_LIBRARY(TORCH_EXTENSION_NAME, ops) {
 STABLE_TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, ops) {
   ops.impl("cpu_isa", TORCH_BOX(&padfree::cpu_isa));
   ops.impl("cpu_amx", TORCH_BOX(&padfree::cpu_amx));
+  ops.impl("cpu_bfloat16_dot", TORCH_BOX(&padfree::cpu_bfloat16_dot));
 }
 
 #if defined(CPU_KERNEL)

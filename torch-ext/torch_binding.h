@@ -11,6 +11,7 @@ namespace padfree {
 
 int64_t cpu_isa();
 int64_t cpu_amx();
+bool cpu_bfloat16_dot();
 
 // kernel-src/attention/cpu/host.cpp
 std::tuple<torch::stable::Tensor, torch::stable::Tensor> attention_fwd(

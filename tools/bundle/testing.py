@@ -27,8 +27,9 @@ ISA_PATHS = ("generic", "avx2", "avx512")
 EMULATED_TESTS = tuple(
     f"tests/test_{name}.py"
     for name in (
-        "attention", "attention_decode", "attention_determinism", "attention_forward", "attention_fuzz",
-        "attention_kvcache", "attention_mask", "attention_options", "attention_packed", "attention_properties",
+        "attention", "attention_bfloat16_dot", "attention_decode", "attention_determinism", "attention_forward",
+        "attention_fuzz", "attention_kvcache", "attention_mask", "attention_options", "attention_packed",
+        "attention_properties",
         "causal_conv1d", "gated_delta_rule", "selective_scan", "selective_state_update", "state_space",
     )
 )  # fmt: skip

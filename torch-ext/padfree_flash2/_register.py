@@ -9,6 +9,7 @@ _ISA_NAMES = ("generic", "avx2", "avx512")
 # Read once, at import: a wrong PADFREE_ISA stops the load with its own message instead of a later call.
 _ISA = (*_ISA_NAMES, "cuda")[ops.cpu_isa()]  # -1: the last one
 _AMX = ops.cpu_amx()
+_BFLOAT16_DOT = ops.cpu_bfloat16_dot()
 
 
 def isa() -> str:
@@ -27,6 +28,15 @@ def handed_to_torch() -> tuple:
     (1); unset, ``PADFREE_ISA`` forbids it too.
     """
     return (torch.bfloat16,) * (_AMX & 1) + (torch.float16,) * (_AMX >> 1)
+
+
+def bfloat16_dot() -> bool:
+    """Whether CPU attention computes q k^T and dO v^T of bfloat16 by the CPU's dot product for it (avx512_bf16).
+
+    Only on path ``avx512``. The environment variable ``PADFREE_AVX512_BF16``, read once when the bundle is loaded,
+    forbids it (0).
+    """
+    return _BFLOAT16_DOT
 
 
 # ---- attention -------------------------------------------------------------------------------------------------------

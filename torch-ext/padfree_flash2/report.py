@@ -6,7 +6,7 @@ from typing import Optional
 import torch
 
 from . import functions, integrity
-from ._register import handed_to_torch, isa
+from ._register import bfloat16_dot, handed_to_torch, isa
 
 # The newest pair known to work together; others may, and are named when they are met.
 TESTED = {"transformers": "5.22.2", "kernels": "0.17.2"}
@@ -43,9 +43,11 @@ def untested() -> Optional[str]:
     return f"tested with {ours}, got {theirs}"
 
 
-def _handed_over() -> str:
+def _units() -> str:
+    """What attention uses beside the path."""
+    dot = " (q k^T of bfloat16 by avx512_bf16)" if bfloat16_dot() else ""
     dtypes = " and ".join(str(dtype).removeprefix("torch.") for dtype in handed_to_torch())
-    return f" (plain {dtypes} attention by torch, in AMX)" if dtypes else ""
+    return dot + (f" (plain {dtypes} attention by torch, in AMX)" if dtypes else "")
 
 
 def describe(model, wired) -> Report:
@@ -56,7 +58,7 @@ def describe(model, wired) -> Report:
     lines = [
         "padfree-flash2 report",
         f"  build       {origin.path.name}, id {about['id']}, version {about['version']}, from {source}",
-        f"  machine     {platform.machine()} {platform.system()}, CPU path {isa()}{_handed_over()}, "
+        f"  machine     {platform.machine()} {platform.system()}, CPU path {isa()}{_units()}, "
         f"{torch.get_num_threads()} threads",
         f"  versions    python {platform.python_version()}, torch {torch.__version__}, "
         + ", ".join(f"{name} {version}" for name, version in versions().items())

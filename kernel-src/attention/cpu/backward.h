@@ -23,6 +23,7 @@ struct BackwardSpace {
   float *keys_t, *keys, *values_t;  // packed key block: K^T, K, V^T
   float *dk, *dv;                   // [block_k][ld]
   float *q, *dout;                  // packed query block, q scaled for the scores: both A and B of products
+  float *q_left, *dout_left;        // of the products with K^T and V^T (dots.h)
   float *p, *ds;                    // one tile each
   int ld_d, ld_v, ld_tile;
 };
@@ -40,9 +41,17 @@ inline BackwardSpace backward_space(const Params& p, Arena& arena) {
   w.dv = arena.take(keys * w.ld_v);
   w.q = arena.take(rows * w.ld_d);
   w.dout = arena.take(rows * w.ld_v);
+  w.q_left = take_left(arena, p.block_q, p.head_dim, w.q);
+  w.dout_left = take_left(arena, p.block_q, p.head_dim_v, w.dout);
   w.p = arena.take(rows * w.ld_tile);
   w.ds = arena.take(rows * w.ld_tile);
   return w;
+}
+
+inline int64_t backward_workspace(const Params& p) {
+  Arena arena{nullptr};
+  backward_space(p, arena);
+  return arena.used;
 }
 
 // delta = rowsum(dout * out) - dlse for virtual rows [task.begin, task.end); dq = 0 for blocks that see no
@@ -217,19 +226,21 @@ inline void backward_tile(const Params& p, const Sequence& s, const Task& task, 
   void* pointers[kMaxBlockQ];
   query_rows(p, p.q, s, task.kv_head, row, m, pointers);
   const bool finite_q = pack_panels(p.dtype, pointers, m, m, p.head_dim, query_scale(p), w.q);
+  pack_left(pointers, m, p.head_dim, w.q_left);
   query_rows(p, p.dout, s, task.kv_head, row, m, pointers);
   const bool finite_dout = pack_panels(p.dtype, pointers, m, m, p.head_dim_v, 1.0f, w.dout);
+  pack_left(pointers, m, p.head_dim_v, w.dout_left);
 
+  const float factor = query_scale(p);
   for (int j = 0; j < round_up(n, kPanel); j += kPanel) {
     for (int i = 0, g = 0; i < m; i += kGemmRows, ++g) {
       if (j < mask.panel_begin[g] || j >= mask.panel_end[g]) continue;
       const int rows = m - i < kGemmRows ? m - i : kGemmRows;
-      gemm_tile<Update::kOverwrite, Layout::kPanels>(rows, p.head_dim, w.q + i * kPanel, m * kPanel,
-                                                     w.keys_t + static_cast<int64_t>(j) * p.head_dim,
-                                                     w.p + i * w.ld_tile + j, w.ld_tile);
-      gemm_tile<Update::kOverwrite, Layout::kPanels>(rows, p.head_dim_v, w.dout + i * kPanel, m * kPanel,
-                                                     w.values_t + static_cast<int64_t>(j) * p.head_dim_v,
-                                                     w.ds + i * w.ld_tile + j, w.ld_tile);
+      dot_left(rows, p.head_dim, w.q_left, i, m, w.keys_t + static_cast<int64_t>(j) * dot_depth(p.head_dim),
+               w.p + i * w.ld_tile + j, w.ld_tile, factor);
+      dot_left(rows, p.head_dim_v, w.dout_left, i, m,
+               w.values_t + static_cast<int64_t>(j) * dot_depth(p.head_dim_v), w.ds + i * w.ld_tile + j,
+               w.ld_tile, 1.0f);
     }
   }
   const float* delta = p.delta + task.kv_head * p.virtual_rows + s.first_row + row;
@@ -259,10 +270,10 @@ inline void backward(const Params& p, const Task& task, float* workspace) {
   const int n = static_cast<int>(min64(p.block_k, s.seqlen_k - key));
   void* pointers[kMaxBlockK];
   key_rows(p, p.k, s, task.kv_head, key, n, pointers);
-  pack_transposed(p.dtype, pointers, n, p.head_dim, w.keys_t);
+  pack_dot_columns(p.dtype, pointers, n, p.head_dim, w.keys_t);
   const bool finite_keys = pack_panels(p.dtype, pointers, n, round_up(n, kPanel), p.head_dim, 1.0f, w.keys);
   key_rows(p, p.v, s, task.kv_head, key, n, pointers);
-  pack_transposed(p.dtype, pointers, n, p.head_dim_v, w.values_t);
+  pack_dot_columns(p.dtype, pointers, n, p.head_dim_v, w.values_t);
   for (int64_t i = 0; i < static_cast<int64_t>(n) * w.ld_d; ++i) w.dk[i] = 0.0f;
   for (int64_t i = 0; i < static_cast<int64_t>(n) * w.ld_v; ++i) w.dv[i] = 0.0f;
 

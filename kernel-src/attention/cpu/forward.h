@@ -16,7 +16,7 @@ namespace {
 
 // Pieces of one worker's workspace.
 struct ForwardSpace {
-  float *q, *out;                 // [task_rows][ld]: scaled queries; sums of p * v
+  float *q, *out;                 // [task_rows][ld]: queries, as dots.h packs them; sums of p * v
   float *max, *sum, *rescale;     // [task_rows]: running maximum (base 2), running sum, factor of this step
   float *keys, *values, *scores;  // packed block of K and of V; one tile
   int ld_q, ld_out, ld_scores;
@@ -24,7 +24,7 @@ struct ForwardSpace {
 
 inline ForwardSpace forward_space(const Params& p, Arena& arena) {
   ForwardSpace w{};
-  w.ld_q = round_up(p.head_dim, kPanel);
+  w.ld_q = dot_ld(p.head_dim);
   w.ld_out = round_up(p.head_dim_v, kPanel);
   w.ld_scores = p.block_k + 16;  // one cache line more than a power of two: rows fall into different sets
   w.q = arena.take(static_cast<int64_t>(p.task_rows) * w.ld_q);
@@ -36,6 +36,12 @@ inline ForwardSpace forward_space(const Params& p, Arena& arena) {
   w.values = arena.take(static_cast<int64_t>(p.block_k) * w.ld_out);
   w.scores = arena.take(static_cast<int64_t>(p.block_q) * w.ld_scores);
   return w;
+}
+
+inline int64_t forward_workspace(const Params& p) {
+  Arena arena{nullptr};
+  forward_space(p, arena);
+  return arena.used;
 }
 
 // Scores of a row to probabilities, in place: columns [begin, end) hold scores, the rest of [panel_begin,
@@ -117,15 +123,15 @@ inline void forward_tile(const Params& p, const Sequence& s, const ForwardSpace&
   const float* q = w.q + static_cast<int64_t>(local) * w.ld_q;
   float* out = w.out + static_cast<int64_t>(local) * w.ld_out;
   float* rescale = w.rescale + local;
+  const float factor = query_scale(p);
 
   // Scores: one panel of keys stays in L1 while the query rows pass.
   for (int j = 0; j < round_up(n, kPanel); j += kPanel) {
-    const float* keys = w.keys + static_cast<int64_t>(j) * p.head_dim;
+    const float* keys = w.keys + static_cast<int64_t>(j) * dot_depth(p.head_dim);
     for (int i = 0, g = 0; i < m; i += kGemmRows, ++g) {
       if (j < mask.panel_begin[g] || j >= mask.panel_end[g]) continue;
       const int rows = m - i < kGemmRows ? m - i : kGemmRows;
-      gemm_tile<Update::kOverwrite, Layout::kRows>(rows, p.head_dim, q + i * w.ld_q, w.ld_q, keys,
-                                                   w.scores + i * w.ld_scores + j, w.ld_scores);
+      dot_rows(rows, p.head_dim, q + i * w.ld_q, keys, w.scores + i * w.ld_scores + j, w.ld_scores, factor);
     }
   }
   weigh_rows(p, s, kv_head, row, m, key, mask, w.scores, w.ld_scores, w.max + local, w.sum + local, rescale);
@@ -172,8 +178,7 @@ inline void forward(const Params& p, const Task& task, float* workspace) {
   for (int i = 0; i < rows; i += p.block_q) {
     const int m = rows - i < p.block_q ? rows - i : p.block_q;
     query_rows(p, p.q, s, task.kv_head, task.begin + i, m, pointers);
-    convert_rows(p.dtype, pointers, m, p.head_dim, query_scale(p), w.q + static_cast<int64_t>(i) * w.ld_q,
-                 w.ld_q);
+    pack_dot_rows(p.dtype, pointers, m, p.head_dim, query_scale(p), w.q + static_cast<int64_t>(i) * w.ld_q);
   }
   for (int64_t i = 0; i < static_cast<int64_t>(rows) * w.ld_out; ++i) w.out[i] = 0.0f;
   for (int i = 0; i < rows; ++i) start_sums(p, s, task.kv_head, task.begin + i, w.max[i], w.sum[i]);
@@ -192,7 +197,7 @@ inline void forward(const Params& p, const Task& task, float* workspace) {
       if (empty(mask, m)) continue;
       if (!packed) {
         key_rows(p, p.k, s, task.kv_head, key, n, pointers);
-        pack_transposed(p.dtype, pointers, n, p.head_dim, w.keys);
+        pack_dot_columns(p.dtype, pointers, n, p.head_dim, w.keys);
         key_rows(p, p.v, s, task.kv_head, key, n, pointers);
         finite = pack_panels(p.dtype, pointers, n, round_up(n, kPanel), p.head_dim_v, 1.0f, w.values);
         packed = true;

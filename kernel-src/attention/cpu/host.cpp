@@ -28,6 +28,14 @@ const Kernels& current_kernels() {
   return kernels_in_use<generic::kernels, avx2::kernels, avx512::kernels>();
 }
 
+// Of tensors of this dtype: kernel_avx512bf16.cpp's where they can run.
+const TileKernels& tile_kernels(DType dtype) {
+#if defined(__x86_64__)
+  if (dtype == DType::kBFloat16 && has_bfloat16_dot()) return avx512bf16::tiles;
+#endif
+  return current_kernels().tiles;
+}
+
 // A head dim in whole panels, as the kernels lay out sums.
 int64_t padded(const Kernels& kernels, int64_t head_dim) {
   return (head_dim + kernels.panel - 1) / kernels.panel * kernels.panel;
@@ -87,8 +95,9 @@ std::tuple<Tensor, Tensor> forward_op(Tensor q, Tensor k, Tensor v, const Option
   std::vector<uint8_t> cells;
   if (!tasks.empty()) {
     if (options.mask.has_value()) scan_mask(params, q.size(0), q.size(1), k.size(1), cells);
-    const Tensor workspace = allocate_workspace(params, q, kernels.forward_workspace(params), tasks.size());
-    run(params, tasks, kernels.forward);
+    const TileKernels& tiles = tile_kernels(params.dtype);
+    const Tensor workspace = allocate_workspace(params, q, tiles.forward_workspace(params), tasks.size());
+    run(params, tasks, tiles.forward);
   }
   if (!streamed.chunks.empty()) {
     const Tensor partials = new_floats(q, {streamed.floats});
@@ -165,6 +174,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward_op(Tensor dout, std:
   if (dlse.has_value()) params.dlse = stats_of(*dlse);
   choose_blocks(params);
   const Kernels& kernels = current_kernels();
+  const TileKernels& tiles = tile_kernels(params.dtype);
   const std::vector<Task> prepare = prepare_backward_tasks(params, sequences);
   const std::vector<Task> tasks = backward_tasks(params, sequences);
   params.sequences = sequences.data();
@@ -175,8 +185,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward_op(Tensor dout, std:
   params.delta = static_cast<float*>(delta.data_ptr());
   params.dq_sum = static_cast<float*>(dq_sum.data_ptr());
   params.turns = turns.data();
-  const Tensor workspace = allocate_workspace(params, q, kernels.backward_workspace(params),
-                                              std::max(prepare.size(), tasks.size()));
+  const Tensor workspace =
+      allocate_workspace(params, q, tiles.backward_workspace(params), std::max(prepare.size(), tasks.size()));
   run(params, prepare, kernels.prepare_backward);
   Tensor dsinks = new_floats(q, {params.sinks == nullptr ? 0 : int64_t{params.heads_kv} * params.group});
   if (params.sinks != nullptr) sink_gradient(params, sequences, static_cast<float*>(dsinks.data_ptr()));
@@ -189,7 +199,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward_op(Tensor dout, std:
   }
   std::vector<uint8_t> cells;
   if (options.mask.has_value()) scan_mask(params, q.size(0), q.size(1), k.size(1), cells);
-  run(params, tasks, kernels.backward);
+  run(params, tasks, tiles.backward);
   return {dq, dk, dv, dsinks, dmask};
 }
 

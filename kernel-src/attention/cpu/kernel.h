@@ -13,6 +13,7 @@
 #include "common/cpu/gemm_pack.h"
 #include "attention/cpu/rows.h"
 #include "attention/cpu/scores.h"
+#include "attention/cpu/dots.h"
 #include "attention/cpu/forward.h"
 #include "attention/cpu/stream.h"
 #include "attention/cpu/backward.h"
@@ -22,32 +23,11 @@
 namespace padfree::attention {
 namespace {
 
-int64_t forward_workspace(const Params& p) {
-  Arena arena{nullptr};
-  forward_space(p, arena);
-  return arena.used;
-}
-
-int64_t stream_workspace(const Params& p) {
-  Arena arena{nullptr};
-  stream_space(p, arena);
-  return arena.used;
-}
-
-int64_t backward_workspace(const Params& p) {
-  Arena arena{nullptr};
-  backward_space(p, arena);
-  return arena.used;
-}
-
-constexpr Kernels kKernels = {forward,
+constexpr Kernels kKernels = {{forward, backward, forward_workspace, backward_workspace},
                               stream,
                               stream_finish,
                               prepare_backward,
-                              backward,
-                              forward_workspace,
                               stream_workspace,
-                              backward_workspace,
                               kPanel};
 
 }  // namespace

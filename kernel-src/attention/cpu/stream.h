@@ -40,6 +40,12 @@ inline StreamSpace stream_space(const Params& p, Arena& arena) {
   return w;
 }
 
+inline int64_t stream_workspace(const Params& p) {
+  Arena arena{nullptr};
+  stream_space(p, arena);
+  return arena.used;
+}
+
 // What one chunk of keys leaves behind for the rows of one key/value head. The heads of a chunk lie together.
 struct Partial {
   float *out, *max, *sum;

@@ -8,6 +8,9 @@
 // Every element of C is summed in rising order of depth whatever the tile shape, so a row's bits do not
 // depend on which rows it is computed with.
 //
+// The operands are 32-bit lanes: float32, or whatever else the Dot of a product takes them for
+// (vec_avx512bf16.h: pairs of bfloat16).
+//
 // Include a vec_<isa>.h first. Everything is in an unnamed namespace (see the ISA rule).
 #pragma once
 
@@ -25,6 +28,7 @@ enum class Update {
   kOverwrite,  // C = A B
   kAdd,        // C = C + A B
   kScaleAdd,   // C = scale[row] * C + A B
+  kScaled,     // C = scale[0] * A B
 };
 
 // How A lies in memory: row i, depth k at
@@ -33,13 +37,18 @@ enum class Update {
 //   kPanels      a[k / kPanel * ld + i * kPanel + k % kPanel]: what pack_panels writes, ld apart
 enum class Layout { kRows, kTransposed, kPanels };
 
-template <int kRows, Update kUpdate, Layout kLayout>
+// What a lane of A and one of B add to a sum.
+struct DotFloat32 {
+  static Vec add(Vec a, Vec b, Vec sum) { return fma(a, b, sum); }
+};
+
+template <int kRows, Update kUpdate, Layout kLayout, typename Dot>
 [[gnu::noinline]] void micro_kernel(int depth, const float* __restrict a, int lda, const float* __restrict b,
                                     float* __restrict c, int ldc, const float* __restrict scale) {
   Vec acc[kRows][2];
 #pragma GCC unroll 12
   for (int i = 0; i < kRows; ++i) {
-    if constexpr (kUpdate == Update::kOverwrite) {
+    if constexpr (kUpdate == Update::kOverwrite || kUpdate == Update::kScaled) {
       acc[i][0] = acc[i][1] = zero();
     } else {
       acc[i][0] = load(c + i * ldc);
@@ -63,8 +72,8 @@ template <int kRows, Update kUpdate, Layout kLayout>
 #pragma GCC unroll 12
       for (int i = 0; i < kRows; ++i) {
         const Vec x = splat(a[i * row_step]);
-        acc[i][0] = fma(x, b0, acc[i][0]);
-        acc[i][1] = fma(x, b1, acc[i][1]);
+        acc[i][0] = Dot::add(x, b0, acc[i][0]);
+        acc[i][1] = Dot::add(x, b1, acc[i][1]);
       }
       a += depth_step;
     }
@@ -72,6 +81,11 @@ template <int kRows, Update kUpdate, Layout kLayout>
   }
 #pragma GCC unroll 12
   for (int i = 0; i < kRows; ++i) {
+    if constexpr (kUpdate == Update::kScaled) {
+      const Vec factor = splat(*scale);
+      acc[i][0] = acc[i][0] * factor;
+      acc[i][1] = acc[i][1] * factor;
+    }
     store(c + i * ldc, acc[i][0]);
     store(c + i * ldc + Vec::kLanes, acc[i][1]);
   }
@@ -79,18 +93,18 @@ template <int kRows, Update kUpdate, Layout kLayout>
 
 using MicroKernel = void (*)(int, const float*, int, const float*, float*, int, const float*);
 
-template <Update kUpdate, Layout kLayout, int... kRows>
+template <Update kUpdate, Layout kLayout, typename Dot, int... kRows>
 MicroKernel micro_kernel_for(int rows, std::integer_sequence<int, kRows...>) {
-  static constexpr MicroKernel kTable[] = {micro_kernel<kRows + 1, kUpdate, kLayout>...};
+  static constexpr MicroKernel kTable[] = {micro_kernel<kRows + 1, kUpdate, kLayout, Dot>...};
   return kTable[rows - 1];
 }
 
 // C (rows x kPanel) op= A (rows x depth) B (depth x kPanel), 1 <= rows <= kGemmRows.
-template <Update kUpdate, Layout kLayout>
+template <Update kUpdate, Layout kLayout, typename Dot = DotFloat32>
 inline void gemm_tile(int rows, int depth, const float* a, int lda, const float* b, float* c, int ldc,
                       const float* scale = nullptr) {
   const auto all = std::make_integer_sequence<int, kGemmRows>{};
-  micro_kernel_for<kUpdate, kLayout>(rows, all)(depth, a, lda, b, c, ldc, scale);
+  micro_kernel_for<kUpdate, kLayout, Dot>(rows, all)(depth, a, lda, b, c, ldc, scale);
 }
 
 // The same product with every term whose A is exactly zero left out: for B that may hold NaN or infinity in

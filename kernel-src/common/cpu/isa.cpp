@@ -55,6 +55,12 @@ Machine probe() {
   return {Isa::kAvx512, Isa::kAvx2};
 }
 
+bool probe_bfloat16_dot() {
+  unsigned a, b, c, d;
+  constexpr unsigned kBFloat16 = 1u << 5;  // of leaf 7, subleaf 1, eax
+  return kEmulateAvx512 || (__get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & kBFloat16));
+}
+
 Amx probe_amx() {
   unsigned a, b, c, d;
   constexpr unsigned kOsxsave = 1u << 27, kTiles = 0x60000;
@@ -68,6 +74,9 @@ Amx probe_amx() {
 #else
 Machine probe() {
   return {Isa::kGeneric, Isa::kGeneric};
+}
+bool probe_bfloat16_dot() {
+  return false;
 }
 Amx probe_amx() {
   return {};
@@ -91,6 +100,14 @@ Isa choose_isa() {
   throw std::runtime_error("PADFREE_ISA must be one of the paths built (" + built + "), got " + wanted);
 }
 
+bool choose_bfloat16_dot() {
+  const std::string wanted = setting("PADFREE_AVX512_BF16");
+  if (!wanted.empty() && wanted != "0") {
+    throw std::runtime_error("PADFREE_AVX512_BF16 must be 0 or unset, got " + wanted);
+  }
+  return wanted.empty() && current_isa() == Isa::kAvx512 && probe_bfloat16_dot();
+}
+
 Amx choose_amx() {
   const std::string wanted = setting("PADFREE_AMX");
   if (wanted == "1") return {true, true};
@@ -105,6 +122,11 @@ Amx choose_amx() {
 Isa current_isa() {
   static const Isa isa = choose_isa();
   return isa;
+}
+
+bool has_bfloat16_dot() {
+  static const bool has = choose_bfloat16_dot();
+  return has;
 }
 
 Amx current_amx() {

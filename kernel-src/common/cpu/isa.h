@@ -15,6 +15,10 @@ inline constexpr int kIsasBuilt = 3;
 // if PADFREE_ISA names an unknown path or one this machine lacks.
 Isa current_isa();
 
+// Whether attention takes the CPU's dot product of bfloat16: path avx512 in use, avx512_bf16 in the CPU, and
+// PADFREE_AVX512_BF16 not 0. Throws std::runtime_error on any other value of that.
+bool has_bfloat16_dot();
+
 // In which types torch multiplies matrices in a unit of their own (AMX): what the CPU has and the OS saves,
 // or every one of them if PADFREE_AMX is 1, none if it is 0. None too where PADFREE_ISA forces a path: what
 // is forced is to be seen at work. Throws std::runtime_error on any other value.

@@ -1,12 +1,13 @@
 // Sixteen float32 lanes on AVX-512 F + BW + DQ + VL. Same names as vec_generic.h: kernel bodies are written
 // once against them.
 //
-// Included only by kernel_avx512.cpp files. Everything sits in an unnamed namespace, so that no weak symbol
-// built with AVX-512 flags can replace a baseline one at link time. Nothing but intrinsics touches a vector:
-// `bundle build --emulate-avx512` runs them on a CPU without AVX-512.
+// Included only by kernel_avx512.cpp files and vec_avx512bf16.h. Everything sits in an unnamed namespace, so
+// that no weak symbol built with AVX-512 flags can replace a baseline one at link time. Nothing but
+// intrinsics touches a vector: `bundle build --emulate-avx512` runs them on a CPU without AVX-512.
 //
-// avx512_bf16 stays unused on purpose (docs/decisions/0012-avx512.md): its conversions and its dot product
-// take denormals for zero, and the products would round the softmax weights to 8 bits.
+// avx512_bf16 stays out on purpose (docs/decisions/0012-avx512.md): its conversions and its dot product take
+// denormals for zero, and would round operands that are not stored in bfloat16. vec_avx512bf16.h is for those
+// that are.
 #pragma once
 
 #if defined(__GNUC__) && !defined(__clang__)

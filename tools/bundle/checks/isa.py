@@ -16,7 +16,8 @@ from bundle.buildfile import Section
 from bundle.checks import Skipped, Subject, binutils
 from bundle.checks.binutils import Function
 
-ISAS = ("avx2", "avx512")
+ISAS = ("avx2", "avx512", "avx512bf16")
+"""Each has the instructions of those before it."""
 _ISA_FILE = re.compile(rf"kernel_({'|'.join(ISAS)})(?:_\w+)?\.cpp")
 
 _BASELINE_V = re.compile(r"ver[rw]|vm(?:call|clear|launch|resume|ptr\w+|read|write|xoff|xon|func|mcall|run|load|save)")
@@ -25,6 +26,7 @@ _WIDE = re.compile(
     r"|andn|bextr|blsi|blsmsk|blsr|bzhi|mulx|pdep|pext|rorx|sarx|shlx|shrx"
 )
 _WIDE_REGISTER = re.compile(r"%ymm\d")
+_BFLOAT16 = re.compile(r"vdpbf16ps|vcvtne2?ps2bf16[xy]?")
 _AVX512_REGISTER = re.compile(r"%zmm\d|%[xy]mm(?:1[6-9]|2\d|3[01])\b|%k[0-7]\b")
 
 # The exception tables refer to it through a weak pointer that the compiler puts into each object; it holds no code.
@@ -74,7 +76,7 @@ def _isa_object(path: Path, name: str, isa: str) -> Iterator[str]:
         elif symbol.kind in "TDBR" and not in_isa_namespace(symbol.name, isa):
             yield f"{name} exports {readable[symbol.name]}, which is not in padfree::<op>::{isa}"
     for function, needed, text in _first_wide(path):
-        if needed not in (isa, "avx2"):
+        if ISAS.index(needed) > ISAS.index(isa):
             yield f"{name}: {_readable(function.name)} holds `{text}`, which {isa} has not"
 
 
@@ -88,11 +90,11 @@ def _baseline_object(path: Path, name: str) -> Iterator[str]:
 
 def library(target: Subject) -> Iterator[str]:
     """In the library, AVX occurs only in functions of padfree::<op>::<isa> and in local ones of kernel_<isa>.cpp;
-    AVX-512 only in those of avx512."""
+    what only some sets have, only in theirs."""
     _x86_only(target)
     for function, needed, text in _first_wide(target.library):
         own = isa_of(function.file or "") or next((isa for isa in ISAS if in_isa_namespace(function.name, isa)), None)
-        if own is None or needed not in (own, "avx2"):
+        if own is None or ISAS.index(needed) > ISAS.index(own):
             place = "<isa>" if own is None else needed
             yield f"{_readable(function.name)} holds `{text}` outside padfree::<op>::{place}"
 
@@ -107,7 +109,7 @@ def _x86_only(target: Subject) -> None:
 
 
 def _first_wide(path: Path) -> Iterator[tuple[Function, str, str]]:
-    """The first instruction of each function that is wide, and the first that needs AVX-512: function, ISA, text."""
+    """The first instruction of each function that needs each of ISAS: function, ISA, text."""
     seen: set[tuple[Function, str]] = set()
     for function, text in binutils.instructions(path):
         needed = isa_needed(text)
@@ -117,9 +119,11 @@ def _first_wide(path: Path) -> Iterator[tuple[Function, str, str]]:
 
 
 def isa_needed(instruction: str) -> str | None:
-    """What of ISAS an AT&T-syntax instruction needs: avx512 with its registers, avx2 where VEX coded; None: neither."""
+    """What of ISAS an AT&T-syntax instruction needs: avx512 with its registers, avx2 where VEX coded; None: none."""
     words = instruction.split()
     mnemonic = next((word for word in words if word not in _PREFIXES), "")
+    if _BFLOAT16.fullmatch(mnemonic):
+        return "avx512bf16"
     if _AVX512_REGISTER.search(instruction):
         return "avx512"
     wide = _WIDE_REGISTER.search(instruction) or (_WIDE.fullmatch(mnemonic) and not _BASELINE_V.fullmatch(mnemonic))

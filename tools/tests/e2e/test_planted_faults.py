@@ -359,9 +359,35 @@ def test_avx512_in_its_own_file(make: Make) -> None:
     assert [*found(isa.objects, target), *found(isa.library, target)] == []
 
 
+BFLOAT16 = """
+        #include <immintrin.h>
+        namespace padfree::scale::{isa} {{
+        __attribute__((target("avx512f,avx512bf16"))) void run(float* x) {{
+          const __m512 sum = _mm512_loadu_ps(x);
+          __m512bh pairs;
+          __builtin_memcpy(&pairs, x, sizeof pairs);
+          _mm512_storeu_ps(x, _mm512_dpbf16_ps(sum, pairs, pairs));
+        }}
+        }}"""
+
+
+def test_the_bfloat16_dot_product_in_an_avx512_file(make: Make) -> None:
+    target = make({"kernel_avx512.cpp": BFLOAT16.format(isa="avx512")})
+    assert only(isa.objects, target).endswith("`, which avx512 has not")
+    assert only(isa.library, target).endswith("` outside padfree::<op>::avx512bf16")
+
+
+def test_the_bfloat16_dot_product_in_its_own_file(make: Make) -> None:
+    target = make({"kernel_avx512bf16.cpp": BFLOAT16.format(isa="avx512bf16")})
+    assert [*found(isa.objects, target), *found(isa.library, target)] == []
+
+
 @pytest.mark.parametrize(
     ("instruction", "isa_needed"),
     [
+        ("vdpbf16ps %zmm1,%zmm2,%zmm5", "avx512bf16"),
+        ("vdpbf16ps (%rax){1to4},%xmm2,%xmm5", "avx512bf16"),
+        ("vcvtne2ps2bf16 %ymm1,%ymm2,%ymm3", "avx512bf16"),
         ("vmovups %zmm16,(%rax)", "avx512"),
         ("vaddps %xmm16,%xmm1,%xmm2", "avx512"),
         ("vmovdqu16 %ymm3,(%rsi){%k1}", "avx512"),

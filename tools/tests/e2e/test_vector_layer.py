@@ -91,6 +91,18 @@ _FLAGS = {
     "avx512": [*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"],
     "avx512 emulated": [*_AVX2, *EMULATED_FLAGS],
 }
+_PAIRS = """
+#include "common/cpu/vec_avx512bf16.h"
+using namespace padfree;
+extern "C" void dot(const BFloat16* a, const BFloat16* b, float* sum) {
+  store(sum, DotBFloat16::add(load_pairs(a, 32), load_pairs(b, 32), load(sum)));
+}
+extern "C" void some_pairs(const BFloat16* p, int n, float* out) { store(out, load_pairs(p, n)); }
+"""
+_PAIRS_FLAGS = {
+    "avx512_bf16": [*_FLAGS["avx512"], "-mavx512bf16"],
+    "avx512_bf16 emulated": _FLAGS["avx512 emulated"],
+}
 
 
 def _reason_against(path: str) -> str | None:
@@ -103,18 +115,20 @@ def _reason_against(path: str) -> str | None:
     return None
 
 
+def _compiled(text: str, flags: list[str], folder: Path) -> ctypes.CDLL:
+    source, library = folder / "layer.cpp", folder / "layer.so"
+    source.write_text(text)
+    command = ["g++", "-std=c++20", "-O3", "-shared", "-fPIC", *flags, f"-I{ROOT / 'kernel-src'}"]
+    subprocess.run([*command, str(source), "-o", str(library)], check=True)
+    return ctypes.CDLL(str(library))
+
+
 @pytest.fixture(scope="module", params=list(_FLAGS))
 def layer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     if reason := _reason_against(request.param):
         pytest.skip(reason)
-    isa = request.param.split()[0]
-    folder = tmp_path_factory.mktemp(isa)
-    source = folder / "layer.cpp"
-    source.write_text(_SOURCE.format(isa=isa))
-    library = folder / "layer.so"
-    command = ["g++", "-std=c++20", "-O3", "-shared", "-fPIC", *_FLAGS[request.param], f"-I{ROOT / 'kernel-src'}"]
-    subprocess.run([*command, str(source), "-o", str(library)], check=True)
-    loaded = ctypes.CDLL(str(library))
+    source = _SOURCE.format(isa=request.param.split()[0])
+    loaded = _compiled(source, _FLAGS[request.param], tmp_path_factory.mktemp("layer"))
     for name in ("lane_sum", "lane_max", "scalar_round_trip_float16", "scalar_round_trip_bfloat16"):
         getattr(loaded, name).restype = ctypes.c_float
     return loaded
@@ -246,3 +260,72 @@ def test_dense_quads_move_on_by_one_value(layer: ctypes.CDLL, dtype: torch.dtype
     assert torch.equal(after, moved.T.float())
     assert torch.equal(surrounded[: 4 * lanes].reshape(lanes, 4), moved)
     assert (surrounded[4 * lanes :] == -1).all()
+
+
+@pytest.fixture(scope="module", params=list(_PAIRS_FLAGS))
+def pairs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    if reason := _reason_against(request.param):
+        pytest.skip(reason)
+    return _compiled(_PAIRS, _PAIRS_FLAGS[request.param], tmp_path_factory.mktemp("pairs"))
+
+
+def _dot(pairs: ctypes.CDLL, a: torch.Tensor, b: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+    """DotBFloat16 of (n, 2) pairs, n a multiple of 16."""
+    got = total.clone()
+    for i in range(0, len(got), 16):
+        pairs.dot(*(ctypes.c_void_p(t[i : i + 16].data_ptr()) for t in (a, b, got)))
+    return got
+
+
+def _flushed(x: torch.Tensor) -> torch.Tensor:
+    return torch.where(x.abs() < 2.0**-126, torch.copysign(torch.zeros_like(x), x), x)
+
+
+def _dot_in_steps(a: torch.Tensor, b: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+    """What Intel says VDPBF16PS does: the upper product is added, then the lower one, each sum rounded once; denormals
+    are zero. float64 is exact before the rounding where exponents lie within 2**28 of one another."""
+    for place in (1, 0):
+        products = _flushed(a[:, place].double()) * _flushed(b[:, place].double())
+        total = _flushed((_flushed(total.double()) + products).float())
+    return total
+
+
+def test_the_dot_product_of_pairs_adds_the_upper_then_the_lower_product(pairs: ctypes.CDLL) -> None:
+    generator = torch.Generator().manual_seed(1)
+    a, b = (torch.randn(2**14, 2, generator=generator).bfloat16() for _ in range(2))
+    total = torch.randn(2**14, generator=generator) * torch.exp2(torch.randint(-6, 12, (2**14,), generator=generator))
+    wanted = _dot_in_steps(a, b, total)
+    assert _same(_dot(pairs, a, b, total), wanted)
+    other_way_round = _dot_in_steps(a.flip(1), b.flip(1), total)
+    assert not torch.equal(wanted, other_way_round)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "total", "wanted"),
+    [
+        ((2.0**-130, 1.0), (2.0**100, 0.5), 0.0, 0.5),  # denormal operands
+        ((1.0, 2.0**100), (0.5, -(2.0**-130)), 0.0, 0.5),
+        ((0.0, 0.0), (1.0, 1.0), 2.0**-130, 0.0),  # a denormal sum, before and after
+        ((2.0**-100, 0.0), (2.0**-40, 0.0), 0.0, 0.0),
+        ((-(2.0**-100), 0.0), (2.0**-40, 0.0), 0.0, -0.0),
+        ((2.0**-100, 0.0), (2.0**-40, 0.0), 2.0**-120, 2.0**-120 + 2.0**-140),  # a denormal product counts
+        ((math.inf, 1.0), (2.0, 1.0), 0.0, math.inf),
+        ((math.inf, 1.0), (0.0, 1.0), 0.0, math.nan),
+        ((1.0, math.nan), (1.0, 0.0), 0.0, math.nan),
+    ],
+)
+def test_the_dot_product_of_pairs_takes_denormals_for_zero(
+    pairs: ctypes.CDLL, a: tuple[float, float], b: tuple[float, float], total: float, wanted: float
+) -> None:
+    left, right = (torch.tensor([x] * 16, dtype=torch.float64).bfloat16() for x in (a, b))
+    got = _dot(pairs, left, right, torch.full((16,), total))
+    assert _same(got, torch.full((16,), wanted))
+
+
+@pytest.mark.parametrize("count", [1, 2, 15, 16, 31, 32, 40])
+def test_pairs_end_with_zeros(pairs: ctypes.CDLL, count: int) -> None:
+    values = torch.arange(1, 41).to(torch.int16)
+    got = torch.full((16,), -1.0)
+    pairs.some_pairs(ctypes.c_void_p(values.data_ptr()), count, ctypes.c_void_p(got.data_ptr()))
+    wanted = torch.where(torch.arange(32) < count, values[:32], 0)
+    assert torch.equal(got.view(torch.int16), wanted)

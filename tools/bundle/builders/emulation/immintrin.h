@@ -61,9 +61,10 @@ inline __m256i cvtepi32_epi16(simde__m512i a) {
 
 // Masked accesses touch no byte of a lane whose bit is clear. Only leading runs of bits are used.
 template <typename Register, typename Lane>
-inline Register maskz_loadu(simde__mmask16 mask, const Lane* p) {
-  Lane lanes[16] = {};
-  for (int i = 0; i < 16; ++i) {
+inline Register maskz_loadu(uint32_t mask, const Lane* p) {
+  constexpr int kLanes = sizeof(Register) / sizeof(Lane);
+  Lane lanes[kLanes] = {};
+  for (int i = 0; i < kLanes; ++i) {
     if (mask >> i & 1) lanes[i] = p[i];
   }
   return half<Register>(lanes, 0);
@@ -77,6 +78,30 @@ inline void mask_storeu(Lane* p, simde__mmask16 mask, const Register& a) {
   }
 }
 
+// Zero, with its sign, for a denormal.
+inline __m256 flushed(__m256 x) {
+  const __m256 magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
+  const __m256 denormal = _mm256_cmp_ps(_mm256_and_ps(x, magnitude), _mm256_set1_ps(0x1p-126f), _CMP_LT_OQ);
+  return _mm256_andnot_ps(_mm256_and_ps(denormal, magnitude), x);
+}
+// Of each pair of bfloat16 the upper, the lower.
+inline __m256 upper(__m256i pairs) {
+  return _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
+}
+inline __m256 lower(__m256i pairs) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
+}
+inline __m256 dpbf16_ps(__m256 sum, __m256i a, __m256i b) {
+  sum = flushed(_mm256_fmadd_ps(flushed(upper(a)), flushed(upper(b)), flushed(sum)));
+  return flushed(_mm256_fmadd_ps(flushed(lower(a)), flushed(lower(b)), sum));
+}
+// SIMDe's own keeps denormals and adds the lower product first.
+template <typename Pairs>
+inline simde__m512 dpbf16_ps(simde__m512 sum, const Pairs& a, const Pairs& b) {
+  return halves(dpbf16_ps(half<__m256>(sum, 0), half<__m256i>(a, 0), half<__m256i>(b, 0)),
+                dpbf16_ps(half<__m256>(sum, 1), half<__m256i>(a, 1), half<__m256i>(b, 1)));
+}
+
 }  // namespace
 }  // namespace emulated
 
@@ -86,6 +111,10 @@ inline void mask_storeu(Lane* p, simde__mmask16 mask, const Register& a) {
 #define _mm512_cvtps_ph(a, rounding) emulated::cvtps_ph<rounding>(a)
 #define _mm512_cvtepu16_epi32(a) emulated::cvtepu16_epi32(a)
 #define _mm512_cvtepi32_epi16(a) emulated::cvtepi32_epi16(a)
+#undef _mm512_dpbf16_ps
+#define _mm512_dpbf16_ps(sum, a, b) emulated::dpbf16_ps(sum, a, b)
+#define _mm512_maskz_loadu_epi16(mask, p) \
+  emulated::maskz_loadu<simde__m512i>(mask, reinterpret_cast<const int16_t*>(p))
 #define _mm512_maskz_loadu_ps(mask, p) emulated::maskz_loadu<simde__m512>(mask, static_cast<const float*>(p))
 #define _mm512_mask_storeu_ps(p, mask, a) emulated::mask_storeu(static_cast<float*>(p), mask, a)
 #define _mm256_maskz_loadu_epi16(mask, p) \
