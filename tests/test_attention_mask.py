@@ -93,6 +93,28 @@ def test_a_row_that_sees_nothing_gives_zero(padfree, device):
     assert bool(got["lse"][:, :, 5].isneginf().all())
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32], ids=dtype_id)
+@pytest.mark.parametrize("rows", [(1, 1, 1), (2, 4, 1)], ids=str)
+@pytest.mark.parametrize("empty", ["batch", "queries", "keys"])
+def test_empty_inputs_give_empty_and_zero_gradients(padfree, device, empty, rows, dtype):
+    """A mask that is expanded to no elements has no memory, and nothing reads it."""
+    batch, seqlen_q, seqlen_k = (
+        0 if name == empty else size for name, size in (("batch", 2), ("queries", 9), ("keys", 70))
+    )
+    q, k, v = (
+        torch.ones(batch, seqlen, heads, 16, device=device, requires_grad=True)
+        for seqlen, heads in ((seqlen_q, HEADS), (seqlen_k, 2), (seqlen_k, 2))
+    )
+    mask = torch.ones(rows[0] if batch else 1, *rows[1:], seqlen_k, dtype=dtype, device=device)
+    mask.requires_grad_(dtype != torch.bool)
+    out = padfree.attention_with_mask(q, k, v, mask)
+    assert out.shape == q.shape
+    leaves = [q, k, v] + [mask] * mask.requires_grad
+    for leaf, gradient in zip(leaves, torch.autograd.grad(out.sum(), leaves), strict=True):
+        assert gradient.shape == leaf.shape
+        assert torch.count_nonzero(gradient) == 0
+
+
 @pytest.mark.parametrize("kind", ["bool", "float32", "dtype"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=dtype_id)
 @pytest.mark.parametrize("hidden", [slice(0, 25), slice(20, 41), slice(69, 70)], ids=["first", "middle", "last"])

@@ -224,8 +224,13 @@ def test_unused_mask_errors(padfree, unused, text):
             ValueError,
             "must hold at most 3 tokens a row, as hidden_states has, got 4",
         ),
+        (
+            torch.tensor([[1, 1, 0], [2**62, 2**62, 0]]),
+            ValueError,
+            f"must hold at most 3 tokens a row, as hidden_states has, got {2**62}",
+        ),
     ],
-    ids=["dtype", "shape", "sign", "sum"],
+    ids=["dtype", "shape", "sign", "sum", "overflow"],
 )
 def test_concatenated_errors(padfree, lengths, kind, text):
     with pytest.raises(kind) as error:

@@ -212,8 +212,9 @@ def test_scaled_tables(padfree):
     assert_close(products, wanted, torch.full_like(wanted, 2 * 64 * 2**-24))
 
 
-def test_tables_of_a_converted_module(padfree):
-    """A module made bfloat16 keeps exact angles; tables made for inference are made anew for training."""
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+def test_tables_of_a_converted_module(padfree, training):
+    """A module made bfloat16 keeps exact angles; tables made for inference serve a backward too, training or not."""
     exact = padfree.rotary.RotaryEmbedding(DIM, scale_base=512.0)
     module = padfree.rotary.RotaryEmbedding(DIM, scale_base=512.0).to(torch.bfloat16)
     x = randn(1, 33, 3, HEADS, DIM, dtype=torch.bfloat16)
@@ -222,7 +223,7 @@ def test_tables_of_a_converted_module(padfree):
         module(x.clone())
     assert_same_bits(module._cos_cached.clone(), exact._cos_cached.clone(), "tables")
     leaf = x.clone().requires_grad_()
-    module.train()(leaf * 1).sum().backward()
+    module.train(training)(leaf * 1).sum().backward()
     assert leaf.grad.isfinite().all()
 
 
@@ -244,6 +245,15 @@ def test_fullgraph(padfree):
         assert_same_bits(one, other)
     for one, other in zip(*(torch.autograd.grad(out, given[:2], back) for out in (got, wanted)), strict=True):
         assert_same_bits(one, other, "gradient")
+
+
+def test_fullgraph_of_the_tables(padfree):
+    """Step after step of training: the tables of the step before are there, too short, just right or longer."""
+    exact, module = padfree.rotary.RotaryEmbedding(DIM), padfree.rotary.RotaryEmbedding(DIM)
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    for seqlen in (5, 9, 9, 3):
+        x = randn(2, seqlen, 3, HEADS, DIM)
+        assert_same_bits(compiled(x.clone()), exact(x.clone()), f"{seqlen} tokens")
 
 
 X, (COS, SIN) = torch.zeros(2, 9, HEADS, DIM), tables(6, positions=10)
@@ -324,3 +334,24 @@ def test_errors_of_other_forms(padfree, name, given, text):
     with pytest.raises(ValueError) as error:
         getattr(padfree.rotary, name)(*given)
     assert str(error.value) == f"rotary: {text}"
+
+
+@pytest.mark.parametrize("form", ["table_of_k", "length_of_kv", "shape_of_kv"])
+def test_what_is_refused_turns_nothing(padfree, form):
+    """A call that fails at k has not turned q yet: it can be made again."""
+    q, kv = randn(2, 9, HEADS, DIM), randn(2, 12, 2, HEADS, DIM)
+    given = {
+        "table_of_k": {"qkv": q, "cos": COS, "sin": SIN, "cos_k": COS[:5], "sin_k": SIN[:5], "num_heads_q": HEADS - 2},
+        "length_of_kv": {"qkv": q, "kv": kv},
+        "shape_of_kv": {"qkv": q, "kv": kv[:, :9, :1]},
+    }
+    turn = padfree.rotary.apply_rotary_emb_qkv_ if form == "table_of_k" else padfree.rotary.RotaryEmbedding(DIM)
+    before = q.clone()
+    with pytest.raises(ValueError, match=r"^rotary: (cos|kv) must have "):
+        turn(**given[form])
+    assert_same_bits(q, before)
+
+
+def test_tables_refuse_an_offset_below_0(padfree):
+    with pytest.raises(ValueError, match=r"^rotary: seqlen_offsets must be 0 or more, got -20$"):
+        padfree.rotary.RotaryEmbedding(DIM)(randn(2, 9, 3, HEADS, DIM), seqlen_offset=-20)

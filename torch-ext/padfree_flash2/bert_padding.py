@@ -88,10 +88,9 @@ def unpad_input_for_concatenated_sequences(
     if checks.readable(lengths) and lengths.numel():
         if lengths.min() < 0:
             raise ValueError(f"{op}: {name} must hold lengths of 0 or more, got {int(lengths.min())}")
-        if totals.max() > seqlen:
-            raise ValueError(
-                f"{op}: {name} must hold at most {seqlen} tokens a row, as hidden_states has, got {int(totals.max())}"
-            )
+        most = max(int(lengths.max()), int(totals.max()))  # a sum of lengths past all bounds may be below 0
+        if most > seqlen:
+            raise ValueError(f"{op}: {name} must hold at most {seqlen} tokens a row, as hidden_states has, got {most}")
     kept = torch.arange(seqlen, device=lengths.device) < totals[:, None]
     indices = kept.flatten().nonzero().flatten()
     samples = lengths[lengths != 0].int()

@@ -129,11 +129,8 @@ def apply_rotary_emb_qkv_(
     Source: flash-attn 2.8, ``apply_rotary_emb_qkv_``.
     """
     q, k = _queries_and_keys(qkv, num_heads_q)
-    for part, cos_part, sin_part in (
-        (q, cos, sin),
-        (k, cos if cos_k is None else cos_k, sin if sin_k is None else sin_k),
-    ):
-        apply_rotary(part, cos_part, sin_part, seqlen_offsets, interleaved=interleaved, inplace=True)
+    tables_k = cos if cos_k is None else cos_k, sin if sin_k is None else sin_k
+    _turn_both(q, (cos, sin), k, tables_k, interleaved, seqlen_offsets)
     return qkv
 
 
@@ -144,10 +141,7 @@ def apply_rotary_emb_kv_(
 
     Source: flash-attn 2.8, ``apply_rotary_emb_kv_``.
     """
-    checks.require_floating(OP, "kv", kv)
-    checks.require_dim(OP, "kv", kv, 5)
-    checks.require_size(OP, "kv", kv, 2, 2)
-    apply_rotary(kv[:, :, 0], cos, sin, seqlen_offsets, interleaved=interleaved, inplace=True)
+    apply_rotary(_keys(kv), cos, sin, seqlen_offsets, interleaved=interleaved, inplace=True)
     return kv
 
 
@@ -214,10 +208,13 @@ class RotaryEmbedding(torch.nn.Module):
     def _update_cos_sin_cache(self, seqlen: int, device: Any = None, dtype: Optional[torch.dtype] = None) -> None:
         """Tables of ``seqlen`` rows or more, of a dtype and device; computed in float32 whatever the buffers became."""
         ready = self._cos_cached
-        fits = ready is not None and seqlen <= self._seq_len_cached and (ready.device, ready.dtype) == (device, dtype)
-        if fits and not (self.training and ready.is_inference()):  # inference tensors cannot be saved for a backward
+        if ready is not None and seqlen <= self._seq_len_cached and (ready.device, ready.dtype) == (device, dtype):
             return
+        with torch.inference_mode(False):  # inference tensors cannot be saved for a backward, and tables stay
+            self._make_tables(seqlen, device, dtype)
         self._seq_len_cached = seqlen
+
+    def _make_tables(self, seqlen: int, device: Any, dtype: Optional[torch.dtype]) -> None:
         positions = torch.arange(seqlen, device=device, dtype=torch.float32)
         exact = self.inv_freq.dtype == torch.float32  # not after module.to(torch.bfloat16)
         angles = torch.outer(positions, self.inv_freq.to(device) if exact else self._compute_inv_freq(device))
@@ -255,7 +252,7 @@ class RotaryEmbedding(torch.nn.Module):
         """
         checks.require_floating(OP, "qkv", qkv)
         if max_seqlen is None and isinstance(seqlen_offset, int):
-            max_seqlen = qkv.shape[1] + seqlen_offset
+            max_seqlen = qkv.shape[1] + max(seqlen_offset, 0)
         if max_seqlen is not None:
             self._update_cos_sin_cache(max_seqlen, device=qkv.device, dtype=qkv.dtype)
         elif self._cos_cached is None:
@@ -265,7 +262,8 @@ class RotaryEmbedding(torch.nn.Module):
         how = {"interleaved": self.interleaved, "seqlen_offsets": seqlen_offset}
         if kv is None:
             return apply_rotary_emb_qkv_(qkv, cos, sin, cos_k, sin_k, num_heads_q=num_heads_q, **how)
-        return apply_rotary_emb(qkv, cos, sin, inplace=True, **how), apply_rotary_emb_kv_(kv, cos_k, sin_k, **how)
+        _turn_both(qkv, (cos, sin), _keys(kv), (cos_k, sin_k), **how)
+        return qkv, kv
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> torch.Tensor:
@@ -284,6 +282,30 @@ def _pairs(x: torch.Tensor, interleaved: bool) -> tuple[torch.Tensor, ...]:
 
 def _joined(first: torch.Tensor, second: torch.Tensor, interleaved: bool) -> torch.Tensor:
     return torch.stack([first, second], -1).flatten(-2) if interleaved else torch.cat([first, second], -1)
+
+
+def _turn_both(
+    q: torch.Tensor,
+    tables_q: tuple[Any, Any],
+    k: torch.Tensor,
+    tables_k: tuple[Any, Any],
+    interleaved: bool,
+    seqlen_offsets: Offsets,
+) -> None:
+    """q and k in place; both are turned aside first, so that what is refused changes neither."""
+    turned = []
+    for part, (cos, sin) in ((q, tables_q), (k, tables_k)):
+        turned.append(apply_rotary(part, cos, sin, seqlen_offsets, interleaved=interleaved))
+        checks.require_distinct_elements(OP, "x", part)
+    for part, values in zip((q, k), turned):
+        part.copy_(values)
+
+
+def _keys(kv: Any) -> torch.Tensor:
+    checks.require_floating(OP, "kv", kv)
+    checks.require_dim(OP, "kv", kv, 5)
+    checks.require_size(OP, "kv", kv, 2, 2)
+    return kv[:, :, 0]
 
 
 def _queries_and_keys(qkv: Any, num_heads_q: Any) -> tuple[torch.Tensor, torch.Tensor]:

@@ -72,6 +72,7 @@ void scan_row(const Scan& s, int64_t index) {
 void scan_mask(Params& params, int64_t batch, int64_t seqlen_q, int64_t seqlen_k,
                std::vector<uint8_t>& storage) {
   const MaskView& mask = params.mask;
+  if (batch == 0 || seqlen_q == 0 || seqlen_k == 0) return;  // a mask without memory: no tile asks for it
   const int64_t batches = mask.batch_stride == 0 ? 1 : batch;
   const int64_t heads = mask.head_stride == 0 ? 1 : int64_t{params.heads_kv} * params.group;
   const int64_t rows = mask.row_stride == 0 ? 1 : (seqlen_q + kCellRows - 1) / kCellRows;
