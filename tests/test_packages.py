@@ -115,6 +115,14 @@ except RuntimeError as error:
 else:
     raise SystemExit("must raise")
 assert not {"causal_conv1d", "fla", "flash_attn"} & set(sys.modules), "all or none"
+sys.modules["flash_attn"] = types.ModuleType("flash_attn")  # a stub, as tests and model code make: no file, no spec
+try:
+    padfree.install_as_packages(["flash_attn"])
+except RuntimeError as error:
+    assert "flash_attn must not be installed, got a module without a file" in str(error), error
+else:
+    raise SystemExit("must raise")
+del sys.modules["flash_attn"]
 padfree.install_as_packages(["causal_conv1d", "fla"])
 try:
     padfree.install_as_packages(["xformers"])
@@ -123,6 +131,15 @@ except ValueError as error:
     assert wanted in str(error), error
 else:
     raise SystemExit("must raise")
+try:
+    padfree.install_as_packages("fla")
+except TypeError as error:
+    assert str(error) == "install_as_packages: packages must be a sequence of names, got 'fla'", error
+else:
+    raise SystemExit("must raise")
+padfree.install_as_packages(name for name in ("flash_attn", "flash_attn"))
+assert [type(finder).__name__ for finder in sys.meta_path].count("_Absent") == 3, sys.meta_path
+import flash_attn
 """
 
 FLASH_ATTN = """

@@ -97,10 +97,14 @@ def install_as_packages(packages: Sequence[str] = tuple(_VERSIONS), active: bool
         The module names that now lead here.
 
     Raises:
+        TypeError: packages is one name rather than several.
         ValueError: a package is none of these.
         RuntimeError: one of the packages is installed, or transformers has imported a modelling file that asks for one
             (it has chosen already).
     """
+    if isinstance(packages, str):
+        raise TypeError(f"install_as_packages: packages must be a sequence of names, got {packages!r}")
+    packages = tuple(dict.fromkeys(packages))
     unknown = sorted(set(packages) - set(_VERSIONS))
     if unknown:
         raise ValueError(f"install_as_packages: packages must be of {', '.join(_VERSIONS)}, got {', '.join(unknown)}")
@@ -169,8 +173,9 @@ def _require_free(root: str) -> None:
     loaded = sys.modules.get(root)
     if _is_ours(loaded):
         return
-    if loaded is not None or importlib.util.find_spec(root) is not None:
-        where = getattr(loaded, "__file__", None) or importlib.util.find_spec(root).origin
+    spec = importlib.util.find_spec(root) if loaded is None else None
+    if loaded is not None or spec is not None:
+        where = getattr(loaded, "__file__", None) or getattr(spec, "origin", None) or "a module without a file"
         raise RuntimeError(f"install_as_packages: {root} must not be installed, got {where}")
 
 
