@@ -23,6 +23,7 @@ FORKS = """
 import functools, os, signal, threading
 from bundle import forked
 from bundle.errors import BundleError, CheckError, UsageError
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts tests in the background ignores it
 """
 
 
