@@ -93,6 +93,21 @@ def test_a_row_that_sees_nothing_gives_zero(padfree, device):
     assert bool(got["lse"][:, :, 5].isneginf().all())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=dtype_id)
+def test_the_least_number_hides_as_infinity_does(padfree, device, dtype):
+    """What masks made for other kernels hold: also a row of nothing else gives 0 rather than a mean."""
+    case = inputs([SEQLEN_Q] * BATCH, [SEQLEN_K] * BATCH, (HEADS, 2), (24, 16), dtype, device)
+    hidden = ~BOOLEAN["random"].clone().to(device)
+    hidden[:, :, 5] = True
+    added = torch.zeros(hidden.shape, dtype=dtype, device=device)
+    got, wanted = (
+        run(padfree, case, added.masked_fill(hidden, least)) for least in (torch.finfo(dtype).min, -float("inf"))
+    )
+    for name in wanted:
+        assert_same_bits(got[name], wanted[name], name)
+    assert torch.count_nonzero(got["out"][:, 5]) == 0
+
+
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float32], ids=dtype_id)
 @pytest.mark.parametrize("rows", [(1, 1, 1), (2, 4, 1)], ids=str)
 @pytest.mark.parametrize("empty", ["batch", "queries", "keys"])

@@ -191,7 +191,8 @@ def attention_with_mask(
     Args:
         q, k, v, dropout_p, softmax_scale, causal, softcap, s_aux, return_attn_probs: as in ``flash_attn_func``.
         mask: (batch or 1, heads_q or 1, seqlen_q or 1, seqlen_k or 1), any strides. bool: True where a query sees a
-            key. float32 or the dtype of q: added to the score, after softcap; -inf hides; differentiable.
+            key. float32 or the dtype of q: added to the score, after softcap; -inf hides, and so does what float32
+            cannot hold times log2(e), below -2.36e38, as ``torch.finfo(torch.float32).min``; differentiable.
 
     Returns:
         As ``flash_attn_func``. A query that sees no key gives out 0, not a mean of the values.
