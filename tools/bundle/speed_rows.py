@@ -15,9 +15,20 @@ def _by_dtype(work: str, cases: str, dtypes: Sequence[str] = DTYPES) -> Iterator
         yield f"{work}, {dtype}", cases.format(dtype)
 
 
+def _options(passes: str) -> Iterator[tuple[str, str]]:
+    """A row for each option of causal attention that has a case."""
+    for option in ("alibi", "softcap", "sink", "bool mask", "float mask"):
+        cases = f"attention/{passes} causal, {option}, fp32 *"
+        yield f"causal {passes.replace('+', ' + ')}, {option}, fp32", cases
+
+
 README: Rows = (
     ("attention, causal, forward + backward, bf16, 4 shapes", "attention/forward+backward causal bf16 *"),
     ("attention, 8 packed documents, forward + backward, bf16", "attention/forward+backward packed bf16"),
+    (
+        "attention, a 4-D causal mask, forward + backward, fp32",
+        "attention/forward+backward causal, float mask, fp32 *",
+    ),
     ("attention, decode, 16384 keys in pages, bf16", "attention/decode bf16 heads 32 of 8, pages of 256"),
     ("causal convolution, forward + backward, bf16", "causal_conv1d/forward+backward channel-last bf16"),
     ("causal convolution, decode, 24 layers, fp32", "causal_conv1d/update 24 layers fp32"),
@@ -40,6 +51,8 @@ ATTENTION: Rows = (
     *_by_dtype("8 packed documents, forward + backward", "attention/forward+backward packed {}"),
     *_by_dtype("8 packed documents, forward", "attention/forward packed-mask {}", ("fp32", "bf16")),
     *_by_dtype("window of 512 in 4096", "attention/forward window {} 512 of 4096", ("fp32", "bf16")),
+    *_options("forward"),
+    *_options("forward+backward"),
     *_by_dtype("decode, 16384 keys, heads 8 of 8", "attention/decode {} heads 8 of 8"),
     ("decode, heads 32 of 8, bf16", "attention/decode bf16 heads 32 of 8"),
     ("decode, heads 32 of 8, pages of 256, bf16", "attention/decode bf16 heads 32 of 8, pages of 256"),
