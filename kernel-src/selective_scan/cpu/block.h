@@ -13,6 +13,7 @@ struct BlockSpace {
   float *A2, *state, *B, *C;  // B and C: constant ones only
   float *D, *delta_bias;
   float* steepest;  // one number a lane group: the largest |A2|
+  float* exp2;      // [kExp2Terms][Vec::kLanes]
   float *u, *raw, *dt, *w, *z, *y;
   int64_t matrix;  // floats of one lane group's matrix
 };
@@ -25,6 +26,7 @@ inline BlockSpace block_space(const Params& p, Arena& arena) {
   space.C = p.C.constant ? arena.take(p.block_lane_groups * space.matrix) : nullptr;
   for (float** v : {&space.D, &space.delta_bias}) *v = arena.take(p.block_lane_groups * kLanes);
   space.steepest = arena.take(p.block_lane_groups);
+  space.exp2 = arena.take(kExp2Terms * Vec::kLanes);
   for (float** tile : {&space.u, &space.raw, &space.dt, &space.w, &space.z, &space.y}) {
     *tile = arena.take(kChunk * kLanes);
   }
@@ -56,6 +58,7 @@ inline float largest(const float* values, int64_t count) {
 
 // Constants of the block's channels into the worker's memory.
 inline void load_constants(const Params& p, const Block& block, const BlockSpace& space) {
+  for (int term = 0; term < kExp2Terms; ++term) store(space.exp2 + term * Vec::kLanes, splat(kExp2[term]));
   for_lane_groups(block, [&](LaneGroup g) {
     const int64_t at = g.index * space.matrix;
     pack(p.A + g.channel * p.states, g.channels, p.states, kLog2E, space.A2 + at);
@@ -131,6 +134,7 @@ inline Strip strip_of(const Params& p, const Block& block, const BlockSpace& spa
   s.dt = space.dt;
   s.w = space.w;
   s.y = space.y;
+  s.exp2 = space.exp2;
   return s;
 }
 

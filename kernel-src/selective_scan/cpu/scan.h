@@ -33,6 +33,7 @@ struct Strip {
   int64_t B_stride = 0, C_stride = 0;       // from token to token
   const float *dt = nullptr, *w = nullptr;  // w = dt u
   float* y = nullptr;
+  const float* exp2 = nullptr;  // [kExp2Terms][Vec::kLanes], its terms
 
   // Tiles that will be wanted once the strip is done. Each pass over the tokens asks for the lines of one, a
   // line a token: asking for all at once takes as long as reading them.
@@ -61,12 +62,34 @@ inline Vec projection(const float* row, int64_t n, int lane) {
   return kConstant ? load(row + n * kLanes + lane) : splat(row[n]);
 }
 
+// 2^x of vectors side by side, step after step of all of them: a core that shares its window with another
+// thread overlaps too little of one after the other. The terms come from memory, since the states need the
+// registers.
+template <bool kBounded, int kCount>
+inline void decays(Vec (&x)[kCount], const float* terms) {
+  if constexpr (!kBounded) {
+    for (Vec& each : x) each = exp2(each);
+    return;
+  }
+  Vec n[kCount], p[kCount];
+  for (int i = 0; i < kCount; ++i) n[i] = round_nearest(x[i]);
+  for (int i = 0; i < kCount; ++i) x[i] = x[i] - n[i];
+  for (int i = 0; i < kCount; ++i) p[i] = load(terms);
+#pragma GCC unroll 8
+  for (int term = 1; term < kExp2Terms; ++term) {
+    for (int i = 0; i < kCount; ++i) p[i] = fma(p[i], x[i], load(terms + term * Vec::kLanes));
+  }
+  for (int i = 0; i < kCount; ++i) x[i] = scale_exponent(p[i], n[i]);
+}
+
 template <bool kBounded, bool kConstantB, bool kConstantC, bool kKeep, int kStates>
 inline void advance_states(const Strip& strip, int64_t n, int lane, Lines ahead) {
   constexpr int kWidth = Vec::kLanes;
   const Strip s = strip;  // a copy that no store below can change: its pointers stay in registers
   const float *A2 = s.A2 + n * kLanes + lane, *B = s.B, *C = s.C, *dt = s.dt + lane, *w = s.w + lane;
   float *state = s.state + n * kLanes + lane, *y = s.y + lane, *decay = s.decay + lane, *kept = s.kept + lane;
+  constexpr int kSide = kStates < 2 ? 1 : 2;  // states whose decays go side by side
+  const char* line = ahead.first;
   Vec h[kStates][kVectors];
   for (int i = 0; i < kStates; ++i) {
     for (int v = 0; v < kVectors; ++v) {
@@ -76,25 +99,32 @@ inline void advance_states(const Strip& strip, int64_t n, int lane, Lines ahead)
   }
   for (int t = 0; t < s.tokens; ++t, B += s.B_stride, C += s.C_stride) {
     const int row = t * kLanes;
-#pragma GCC unroll 2
+    Vec step[kVectors], sum[kVectors];
     for (int v = 0; v < kVectors; ++v) {
-      const int at = row + v * kWidth;
-      const Vec step = load(dt + at), input = load(w + at);
-      Vec sum = load(y + at);
+      step[v] = load(dt + row + v * kWidth);
+      sum[v] = load(y + row + v * kWidth);
+    }
 #pragma GCC unroll 4
-      for (int i = 0; i < kStates; ++i) {
-        const Vec x = step * load(A2 + i * kLanes + v * kWidth);
-        const Vec a = kBounded ? exp2_bounded(x) : exp2(x);
-        h[i][v] = fma(a, h[i][v], input * projection<kConstantB>(B, n + i, lane + v * kWidth));
-        sum = fma(h[i][v], projection<kConstantC>(C, n + i, lane + v * kWidth), sum);
+    for (int i = 0; i < kStates; i += kSide) {
+      Vec a[kSide * kVectors];
+      for (int j = 0; j < kSide * kVectors; ++j) {
+        a[j] = step[j % kVectors] * load(A2 + (i + j / kVectors) * kLanes + j % kVectors * kWidth);
+      }
+      decays<kBounded>(a, s.exp2);
+      for (int j = 0; j < kSide * kVectors; ++j) {
+        const int state = i + j / kVectors, v = j % kVectors, at = row + v * kWidth;
+        Vec& ht = h[state][v];
+        ht = fma(a[j], ht, load(w + at) * projection<kConstantB>(B, n + state, lane + v * kWidth));
+        sum[v] = fma(ht, projection<kConstantC>(C, n + state, lane + v * kWidth), sum[v]);
         if constexpr (kKeep) {
-          store(decay + i * kDecayRow + at, a);
-          store(kept + i * kKeptRow + kLanes + at, h[i][v]);
+          store(decay + state * kDecayRow + at, a[j]);
+          store(kept + state * kKeptRow + kLanes + at, ht);
         }
       }
-      store(y + at, sum);
     }
-    __builtin_prefetch(ahead[t]);
+    for (int v = 0; v < kVectors; ++v) store(y + row + v * kWidth, sum[v]);
+    __builtin_prefetch(line);
+    line += t % 4 == 3 ? ahead.stride_of_four - 3 * ahead.stride : ahead.stride;
   }
   for (int i = 0; i < kStates; ++i) {
     for (int v = 0; v < kVectors; ++v) store(state + i * kLanes + v * kWidth, h[i][v]);
