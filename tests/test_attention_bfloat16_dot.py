@@ -6,14 +6,13 @@ them.
 
 import math
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from attention_case import call, check, inputs
 from cases import embed_in_nan, randn
+from restart import LOAD, python
 from tiny_models import build
 
 TINY, HUGE = 2.0**-130, 2.0**112
@@ -78,23 +77,15 @@ def test_head_dims_around_pairs_and_vectors(padfree, dims):
         assert torch.equal(embedded, got[name]), name
 
 
-def run(*command, setting):
-    environment = {**os.environ, SETTING: setting}
-    return subprocess.run(
-        [sys.executable, *command], cwd=Path(__file__).parent, env=environment, capture_output=True, text=True
-    )
-
-
 def test_a_setting_forbids_it(padfree):
     if not dot_is_wanted(padfree):
         pytest.skip("nothing to forbid")
-    ended = run("-m", "pytest", "-q", Path(__file__).name, setting="0")
+    ended = python("-m", "pytest", "-q", Path(__file__).name, **{SETTING: "0"})
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
 @pytest.mark.parametrize("value", ["1", "no", " "])
 def test_a_wrong_setting_stops_the_load(value):
-    code = "import kernels; kernels.get_kernel('padfree/padfree-flash2', version=1, backend='cpu')"
-    ended = run("-c", code, setting=value)
+    ended = python("-c", LOAD, **{SETTING: value})
     assert ended.returncode == 1
     assert f"PADFREE_AVX512_BF16 must be 0 or unset, got {value}" in ended.stderr

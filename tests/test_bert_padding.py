@@ -299,6 +299,14 @@ INDEX_ERRORS = {
         TypeError,
         "hidden_states must be a tensor, got NoneType",
     ),
+    "pad_batch": ("pad_input", (VALUES, torch.tensor([0, 5]), -2, 3), ValueError, "batch must be 0 or more, got -2"),
+    "pad_seqlen": ("pad_input", (VALUES, torch.tensor([0, 5]), 2, 3.0), TypeError, "seqlen must be an int, got float"),
+    "put_rows": (
+        "index_put_first_axis",
+        (VALUES, torch.tensor([0, 1]), None),
+        TypeError,
+        "first_axis_dim must be an int, got NoneType",
+    ),
 }
 
 

@@ -364,11 +364,18 @@ def test_packed_errors(padfree, change, kind, text):
     assert k_cache.min() == v_cache.min() == 1
 
 
-def test_bound_without_packing(padfree):
+@pytest.mark.parametrize(
+    ("bound", "kind", "text"),
+    [
+        (3, ValueError, "max_seqlen_q must be at least the queries of q (4), got 3"),
+        ("4", TypeError, "max_seqlen_q must be an int, got str"),
+    ],
+)
+def test_bound_without_packing(padfree, bound, kind, text):
     given = torch.zeros(1, 4, 2, 8), torch.zeros(1, 8, 2, 8), torch.zeros(1, 8, 2, 8)
-    with pytest.raises(ValueError) as error:
-        padfree.flash_attention_3.flash_attn_with_kvcache(*given, max_seqlen_q=3)
-    assert str(error.value) == "attention: max_seqlen_q must be at least the queries of q (4), got 3"
+    with pytest.raises(kind) as error:
+        padfree.flash_attention_3.flash_attn_with_kvcache(*given, max_seqlen_q=bound)
+    assert str(error.value) == f"attention: {text}"
 
 
 # ---- Results of parts of the keys make the result of all ------------------------------------------------------------

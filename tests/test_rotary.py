@@ -328,11 +328,43 @@ def test_errors(padfree, change, kind, text):
         ("apply_rotary_emb_kv_", (X, COS, SIN), "kv must have 5 dimensions, got 4"),
         ("apply_rotary_emb_kv_", (X[None], COS, SIN), "kv must have size 2 in dimension 2, got 9"),
         ("apply_rotary_emb_torch", (X, COS, SIN), "cos must have size 9 in dimension 0, got 10"),
+        ("rotate_half", (X[..., :5],), "x must have an even last dimension, got shape (2, 9, 3, 5)"),
+        ("rotate_half", (torch.tensor(1.0),), "x must have an even last dimension, got shape ()"),
     ],
 )
 def test_errors_of_other_forms(padfree, name, given, text):
     with pytest.raises(ValueError) as error:
         getattr(padfree.rotary, name)(*given)
+    assert str(error.value) == f"rotary: {text}"
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "text"),
+    [
+        ("apply_rotary_emb_qkv_", {"qkv": X, "num_heads_q": 1.0}, "num_heads_q must be an int, got float"),
+        ("apply_rotary_emb_qkv_", {"qkv": X, "num_heads_q": True}, "num_heads_q must be an int, got bool"),
+        ("apply_rotary_emb", {"x": X, "max_seqlen": "9"}, "max_seqlen must be an int, got str"),
+        ("rotate_half", {"x": [1.0, 2.0]}, "x must be a tensor, got list"),
+    ],
+)
+def test_types_of_other_forms(padfree, name, given, text):
+    tables = {} if name == "rotate_half" else {"cos": COS, "sin": SIN}
+    with pytest.raises(TypeError) as error:
+        getattr(padfree.rotary, name)(**given, **tables)
+    assert str(error.value) == f"rotary: {text}"
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "text"),
+    [
+        ({"qkv": X[0, :, 0, 0]}, ValueError, "qkv must have 4 or 5 dimensions, got 1"),
+        ({"qkv": X[:, :, None], "max_seqlen": -1}, ValueError, "max_seqlen must be 0 or more, got -1"),
+        ({"qkv": X[:, :, None], "max_seqlen": 9.5}, TypeError, "max_seqlen must be an int, got float"),
+    ],
+)
+def test_errors_of_the_module(padfree, given, kind, text):
+    with pytest.raises(kind) as error:
+        padfree.rotary.RotaryEmbedding(DIM)(**given)
     assert str(error.value) == f"rotary: {text}"
 
 

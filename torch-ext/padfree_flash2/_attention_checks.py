@@ -91,7 +91,7 @@ def window(window_size: Any) -> Window:
     if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:
         raise TypeError(f"{OP}: window_size must be a pair (left, right), got {window_size!r}")
     for size in window_size:
-        if isinstance(size, bool) or not isinstance(size, (int, torch.SymInt)):
+        if not checks.is_int(size):
             raise TypeError(f"{OP}: window_size must be a pair of integers, got {window_size!r}")
         if size < -1:
             raise ValueError(f"{OP}: window_size must hold -1 (unbounded) or more, got {tuple(window_size)}")
@@ -127,10 +127,7 @@ def check_flags(deterministic: Any, return_attn_probs: Any, num_splits: Any) -> 
     """Arguments that never change a bit of the result."""
     checks.require_bool(OP, "deterministic", deterministic)
     checks.require_bool(OP, "return_attn_probs", return_attn_probs)
-    if isinstance(num_splits, bool) or not isinstance(num_splits, int):
-        raise TypeError(f"{OP}: num_splits must be an int, got {type(num_splits).__name__}")
-    if num_splits < 0:
-        raise ValueError(f"{OP}: num_splits must be 0 or more, got {num_splits}")
+    checks.require_int(OP, "num_splits", num_splits, least=0)
 
 
 def check_sinks(sinks: Optional[torch.Tensor], q: torch.Tensor) -> None:
@@ -178,7 +175,7 @@ def max_seqlen_of(name: str, value: Any, tensor: torch.Tensor) -> int:
                 f"got a {value.dim()}-dim {checks.name_of(value.dtype)} tensor"
             )
         value = int(value) if checks.readable(value) else tensor.shape[0]
-    if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
+    if not checks.is_int(value):
         raise TypeError(f"{OP}: {name} must be an int or a 0-dim integer tensor, got {type(value).__name__}")
     return value
 

@@ -133,6 +133,7 @@ def heads_of(op: str, qkv: torch.Tensor, num_heads_q: Any) -> tuple[int, int]:
     heads = qkv.shape[2]
     if num_heads_q is None:
         raise ValueError(f"{op}: num_heads_q must be given with qkv of 4 dimensions, got None")
+    require_int(op, "num_heads_q", num_heads_q)
     if not 0 < num_heads_q <= heads or (heads - num_heads_q) % 2:
         raise ValueError(f"{op}: num_heads_q must leave k and v as many heads each of {heads}, got {num_heads_q}")
     return num_heads_q, (heads - num_heads_q) // 2
@@ -148,6 +149,17 @@ def require_number(op: str, name: str, value: Any) -> None:
         raise TypeError(f"{op}: {name} must be a number, got {type(value).__name__}")
     if not -float("inf") < value < float("inf"):
         raise ValueError(f"{op}: {name} must be finite, got {value}")
+
+
+def is_int(value: Any) -> bool:
+    return isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool)
+
+
+def require_int(op: str, name: str, value: Any, least: Optional[int] = None) -> None:
+    if not is_int(value):
+        raise TypeError(f"{op}: {name} must be an int, got {type(value).__name__}")
+    if least is not None and value < least:
+        raise ValueError(f"{op}: {name} must be {least} or more, got {value}")
 
 
 def require_integers(op: str, name: str, tensor: Any, like_name: str, like: torch.Tensor) -> None:

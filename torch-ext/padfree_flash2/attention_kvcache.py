@@ -251,7 +251,7 @@ def _lengths(name: str, value: Any, q: torch.Tensor, batch: int) -> Optional[tor
     """(batch,) int32, contiguous; an int stands for all."""
     if value is None:
         return None
-    if isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
+    if checks.is_int(value):
         value = torch.full((batch,), value, dtype=torch.int64, device=q.device)
     checks.require_integers(OP, name, value, "q", q)
     checks.require_size(OP, name, value, 0, batch)

@@ -109,10 +109,13 @@ def pad_input(hidden_states: torch.Tensor, indices: torch.Tensor, batch: int, se
         (batch, seqlen, ...).
 
     Raises:
-        TypeError, ValueError: as ``index_put_first_axis``.
+        TypeError: as ``index_put_first_axis``; sizes that are no ints.
+        ValueError: as ``index_put_first_axis``; sizes below 0.
 
     Source: flash-attn 2.8, ``pad_input``.
     """
+    for name, size in (("batch", batch), ("seqlen", seqlen)):
+        checks.require_int("pad_input", name, size, least=0)
     return _placed("pad_input", "hidden_states", hidden_states, indices, batch * seqlen).unflatten(0, (batch, seqlen))
 
 
@@ -152,11 +155,12 @@ def index_put_first_axis(values: torch.Tensor, indices: torch.Tensor, first_axis
         (first_axis_dim, ...).
 
     Raises:
-        TypeError: no tensor, indices that are no integers, tensors on two devices.
-        ValueError: indices of another shape, out of range, or one of them twice.
+        TypeError: no tensor, indices that are no integers, tensors on two devices, a first_axis_dim that is no int.
+        ValueError: indices of another shape, out of range, or one of them twice; a first_axis_dim below 0.
 
     Source: flash-attn 2.8, ``index_put_first_axis``.
     """
+    checks.require_int("index_put_first_axis", "first_axis_dim", first_axis_dim, least=0)
     return _placed("index_put_first_axis", "values", values, indices, first_axis_dim)
 
 

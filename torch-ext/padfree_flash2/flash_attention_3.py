@@ -254,8 +254,12 @@ def flash_attn_with_kvcache(
             (softmax_scale, causal, window_size, softcap), (s_aux, learnable_sink), num_splits,
         )  # fmt: skip
     else:
-        if max_seqlen_q is not None and isinstance(q, torch.Tensor) and q.dim() > 1 and max_seqlen_q < q.shape[1]:
-            raise ValueError(f"{OP}: max_seqlen_q must be at least the queries of q ({q.shape[1]}), got {max_seqlen_q}")
+        if max_seqlen_q is not None:
+            checks.require_int(OP, "max_seqlen_q", max_seqlen_q)
+            if isinstance(q, torch.Tensor) and q.dim() > 1 and max_seqlen_q < q.shape[1]:
+                raise ValueError(
+                    f"{OP}: max_seqlen_q must be at least the queries of q ({q.shape[1]}), got {max_seqlen_q}"
+                )
         out, softmax_lse = attention_kvcache.flash_attn_with_kvcache(
             q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad, table,
             softmax_scale, causal, window_size, softcap, rotary_interleaved, None, num_splits, True, s_aux=s_aux,
@@ -366,7 +370,6 @@ def _check_schedule(pack_gqa: Any, sm_margin: Any, scheduler_metadata: Any = Non
     """Arguments that never change a bit of the result."""
     if pack_gqa is not None:
         checks.require_bool(OP, "pack_gqa", pack_gqa)
-    if isinstance(sm_margin, bool) or not isinstance(sm_margin, int):
-        raise TypeError(f"{OP}: sm_margin must be an int, got {type(sm_margin).__name__}")
+    checks.require_int(OP, "sm_margin", sm_margin)
     if scheduler_metadata is not None:
         checks.require_tensor(OP, "scheduler_metadata", scheduler_metadata)

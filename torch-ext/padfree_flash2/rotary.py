@@ -163,8 +163,15 @@ def apply_rotary_emb_torch(
 def rotate_half(x: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
     """Each pair (a, b) of the last dimension as (-b, a): x turned by a right angle.
 
+    Raises:
+        TypeError: x is no tensor.
+        ValueError: its last dimension is odd, or it has none.
+
     Source: flash-attn 2.8, ``rotate_half``.
     """
+    checks.require_tensor(OP, "x", x)
+    if x.dim() == 0 or x.shape[-1] % 2:
+        raise ValueError(f"{OP}: x must have an even last dimension, got shape {tuple(x.shape)}")
     first, second = _pairs(x, interleaved)
     return _joined(-second, first, interleaved)
 
@@ -251,9 +258,12 @@ class RotaryEmbedding(torch.nn.Module):
             TypeError, ValueError: as ``apply_rotary_emb``; a tensor seqlen_offset before any max_seqlen.
         """
         checks.require_floating(OP, "qkv", qkv)
-        if max_seqlen is None and isinstance(seqlen_offset, int):
+        if qkv.dim() not in (4, 5):
+            raise ValueError(f"{OP}: qkv must have 4 or 5 dimensions, got {qkv.dim()}")
+        if max_seqlen is None and checks.is_int(seqlen_offset):
             max_seqlen = qkv.shape[1] + max(seqlen_offset, 0)
         if max_seqlen is not None:
+            checks.require_int(OP, "max_seqlen", max_seqlen, least=0)
             self._update_cos_sin_cache(max_seqlen, device=qkv.device, dtype=qkv.dtype)
         elif self._cos_cached is None:
             raise ValueError(f"{OP}: max_seqlen must be given with a tensor seqlen_offset, got None")
@@ -335,7 +345,7 @@ def _positions(x: torch.Tensor, offsets: Any, max_seqlen: Any, rows: int) -> Uni
     """Rows of the tables, those of all sequences or (batch, seqlen)."""
     seqlen = x.shape[1]
     _check_bound(max_seqlen, seqlen)
-    if _is_integer(offsets):
+    if checks.is_int(offsets):
         _check_rows([offsets], [seqlen], rows)
         return slice(offsets, offsets + seqlen)
     offsets = _offsets(offsets, x, x.shape[0])
@@ -351,7 +361,7 @@ def _packed_positions(
     """Rows of the tables, (total,), and which rows of x lie past the last end."""
     checks.require_boundaries(OP, cu_seqlens, "x", x, 1, x.shape[0])
     sequences, ends = cu_seqlens.shape[0] - 1, checks.values_of(cu_seqlens)
-    if _is_integer(offsets):
+    if checks.is_int(offsets):
         offsets = torch.full((sequences,), offsets, device=x.device)
     offsets = _offsets(offsets, x, sequences)
     if ends is not None:
@@ -367,10 +377,6 @@ def _packed_positions(
     return (steps + torch.cat([first, -cu_seqlens[-1:].long()])[sequence]).masked_fill(slack, 0), slack
 
 
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool)
-
-
 def _offsets(offsets: Any, x: torch.Tensor, sequences: int) -> torch.Tensor:
     if not isinstance(offsets, torch.Tensor):
         raise TypeError(f"{OP}: seqlen_offsets must be an int or a tensor, got {type(offsets).__name__}")
@@ -380,7 +386,10 @@ def _offsets(offsets: Any, x: torch.Tensor, sequences: int) -> torch.Tensor:
 
 
 def _check_bound(max_seqlen: Any, longest: int) -> None:
-    if max_seqlen is not None and max_seqlen < longest:
+    if max_seqlen is None:
+        return
+    checks.require_int(OP, "max_seqlen", max_seqlen)
+    if max_seqlen < longest:
         raise ValueError(f"{OP}: max_seqlen must be at least the longest sequence ({longest}), got {max_seqlen}")
 
 

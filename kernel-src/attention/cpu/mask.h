@@ -12,20 +12,6 @@ namespace {
 
 constexpr float kHidden = -__builtin_inff();
 
-// Whether a value of a mask hides its key.
-inline bool hides(uint8_t seen) {
-  return seen == 0;
-}
-inline bool hides(float added) {
-  return added == kHidden;
-}
-inline bool hides(BFloat16 added) {
-  return added.bits == 0xff80;
-}
-inline bool hides(Float16 added) {
-  return added.bits == 0xfc00;
-}
-
 // Eight bytes of a mask that hide all of their keys, and that leave all of their scores alone.
 struct Words {
   uint64_t hidden, neutral;
@@ -41,6 +27,13 @@ inline Words words_of(const BFloat16*) {
 }
 inline Words words_of(const Float16*) {
   return {0xfc00fc00fc00fc00u, 0};
+}
+
+// Whether a value of a mask hides its key.
+template <typename T>
+inline bool hides(T value) {
+  const uint64_t hidden = words_of(&value).hidden;
+  return __builtin_memcmp(&value, &hidden, sizeof value) == 0;
 }
 
 // Calls f with a typed pointer to the mask of one query position and head at key `key`.

@@ -11,7 +11,8 @@ namespace {
 struct Scan {
   const MaskView& mask;
   uint8_t* cells;
-  int64_t heads, rows, seqlen_q, seqlen_k;  // rows: of cells
+  int64_t heads, rows, columns;  // rows and columns of cells
+  int64_t seqlen_q, seqlen_k;
 };
 
 // What `count` neighbours do.
@@ -50,14 +51,13 @@ int effect_of_row(const T* mask, int64_t step, int64_t count) {
 // One row of cells.
 void scan_row(const Scan& s, int64_t index) {
   const int64_t row = index % s.rows, head = index / s.rows % s.heads, batch = index / s.rows / s.heads;
-  const int64_t columns = (s.seqlen_k + kCellKeys - 1) / kCellKeys;
   const int64_t first = row * kCellRows;
   const int64_t last = s.mask.row_stride == 0 ? first + 1 : std::min<int64_t>(first + kCellRows, s.seqlen_q);
-  uint8_t* cells = s.cells + index * columns;
-  std::fill_n(cells, columns, uint8_t{0});
+  uint8_t* cells = s.cells + index * s.columns;
+  std::fill_n(cells, s.columns, uint8_t{0});
   for (int64_t position = first; position < last; ++position) {
     with_mask_at(s.mask, batch, head, position, 0, [&](const auto* mask) {
-      for (int64_t c = 0; c < columns; ++c) {
+      for (int64_t c = 0; c < s.columns; ++c) {
         if (cells[c] == (kShows | kChanges)) continue;
         const int64_t key = c * kCellKeys;
         cells[c] |= effect_of_row(mask + key * s.mask.key_stride, s.mask.key_stride,
@@ -78,7 +78,7 @@ void scan_mask(Params& params, int64_t batch, int64_t seqlen_q, int64_t seqlen_k
   const int64_t rows = mask.row_stride == 0 ? 1 : (seqlen_q + kCellRows - 1) / kCellRows;
   const int64_t columns = (seqlen_k + kCellKeys - 1) / kCellKeys;
   storage.resize(batches * heads * rows * columns);
-  Scan scan{mask, storage.data(), heads, rows, seqlen_q, seqlen_k};
+  Scan scan{mask, storage.data(), heads, rows, columns, seqlen_q, seqlen_k};
   const auto body = [](void* context, int64_t index, int) {
     scan_row(*static_cast<const Scan*>(context), index);
   };
