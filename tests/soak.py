@@ -28,9 +28,15 @@ RAW_REFUSALS = (*REFUSALS, RuntimeError, IndexError, AttributeError)
 """The raw ops' own checks raise RuntimeError, as does the dispatcher before them. Tensors without data reach the fake
 kernels, which are Python and check nothing: there a None raises what Python raises."""
 
-TORCHS_OWN = ("can't allocate memory", "has been modified by an inplace operation")
+TORCHS_OWN = (
+    "can't allocate memory",
+    "has been modified by an inplace operation",
+    "backward through the graph a second time",
+    "a leaf Variable that requires grad",
+)
 """In RuntimeErrors of torch that a public function lets through: a wish for more memory than there is (or than the
-sanitizer gives), and a backward after the caller had a result written over an input."""
+sanitizer gives), a backward after the caller, in this call or one before, had a result written over an input, a
+parameter to write a result to."""
 MOST_MEMORY = 6 * 1024
 """MiB that the process may come to hold; right calls take a few hundred. One call alone is stopped by the sanitizer."""
 

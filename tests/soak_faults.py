@@ -19,7 +19,7 @@ DTYPES = [
 def spoil(arguments, random):
     """A copy of the arguments, one to three of them wrong."""
     spoiled = dict(arguments)
-    for name in random.sample(sorted(spoiled), random.choice([1, 1, 1, 2, 3])):
+    for name in random.sample(sorted(spoiled), min(len(spoiled), random.choice([1, 1, 1, 2, 3]))):
         spoiled[name] = _other(spoiled[name], random, arguments)
     return spoiled
 
@@ -38,6 +38,8 @@ def _other(value, random, arguments):
         return random.choice([value[:1], (*value, 0), *((x, y) for x in INTEGERS for y in (*value[1:], None))])
     if isinstance(value, str):
         return random.choice(["", value.upper(), 0])
+    if isinstance(value, torch.dtype):
+        return random.choice(DTYPES)
     if value is None:
         return random.choice(tensors)
     return random.choice(TENSOR_FAULTS)(value, random)

@@ -74,6 +74,102 @@ def flash_attn_varlen_kvpacked_func(padfree, drawn):
     )  # fmt: skip
 
 
+def flash_attn_varlen_func_of_3(padfree, drawn):
+    random, heads_kv, dim = drawn.random, drawn.random.randrange(1, 3), drawn.dim()
+    heads, count = heads_kv * random.randrange(1, 4), random.randrange(1, 4)
+    lengths_q, lengths_k = ([drawn.length() for _ in range(count)] for _ in range(2))
+    return padfree.flash_attention_3.flash_attn_varlen_func, {
+        "q": drawn.numbers(sum(lengths_q), heads, dim).requires_grad_(random.random() < 0.5),
+        "k": drawn.numbers(sum(lengths_k), heads_kv, dim), "v": drawn.numbers(sum(lengths_k), heads_kv, drawn.dim()),
+        "cu_seqlens_q": cu_seqlens(lengths_q), "cu_seqlens_k": cu_seqlens(lengths_k),
+        "max_seqlen_q": max(lengths_q), "max_seqlen_k": max(lengths_k),
+        "seqused_k": drawn.maybe(lambda: torch.tensor([random.randrange(n + 1) for n in lengths_k]).int()),
+        "softmax_scale": random.choice([None, 0.3]), "causal": random.random() < 0.5,
+        "window_size": random.choice([(-1, -1), (7, 3)]), "softcap": random.choice([0.0, 5.0]),
+        "num_splits": random.randrange(3), "pack_gqa": random.choice([None, True]), "sm_margin": random.randrange(3),
+        "return_attn_probs": random.random() < 0.5, "s_aux": drawn.maybe(lambda: torch.randn(heads)),
+    }  # fmt: skip
+
+
+def flash_attn_with_kvcache_of_3(padfree, drawn):
+    """The form that the bundle's own function has not: packed queries, and packed new keys."""
+    random, heads_kv, dim, dim_v = drawn.random, drawn.random.randrange(1, 3), drawn.dim(), drawn.dim()
+    heads, batch = heads_kv * random.randrange(1, 4), random.randrange(1, 4)
+    queries, new, before = ([random.randrange(n) for _ in range(batch)] for n in (9, 9, 40))
+    rows, width = batch + random.randrange(3), max(map(sum, zip(before, new, strict=True))) + 1 + random.randrange(5)
+    extends = random.random() < 0.7
+    return padfree.flash_attention_3.flash_attn_with_kvcache, {
+        "q": drawn.numbers(sum(queries), heads, dim),
+        "k_cache": drawn.numbers(rows, width, heads_kv, dim), "v_cache": drawn.numbers(rows, width, heads_kv, dim_v),
+        "k": drawn.numbers(sum(new), heads_kv, dim) if extends else None,
+        "v": drawn.numbers(sum(new), heads_kv, dim_v) if extends else None,
+        "cache_seqlens": torch.tensor(before, dtype=torch.int32),
+        "cache_batch_idx": torch.tensor(random.sample(range(rows), batch), dtype=torch.int32),
+        "cu_seqlens_q": cu_seqlens(queries), "cu_seqlens_k_new": cu_seqlens(new) if extends else None,
+        "max_seqlen_q": random.choice([None, max(queries)]), "causal": random.random() < 0.5,
+        "window_size": random.choice([(-1, -1), (7, 3)]), "softcap": random.choice([0.0, 5.0]),
+        "return_softmax_lse": random.random() < 0.5,
+    }  # fmt: skip
+
+
+def flash_attn_combine(padfree, drawn):
+    parts = (drawn.random.randrange(1, 4), drawn.random.randrange(3), drawn.length(), drawn.random.randrange(1, 4))
+    lse = drawn.numbers(*parts, dtype=torch.float32)
+    return padfree.flash_attention_3.flash_attn_combine, {
+        "out_partial": drawn.numbers(*parts, drawn.dim()).requires_grad_(drawn.random.random() < 0.5),
+        "lse_partial": lse.masked_fill(lse > 1, -float("inf")), "out_dtype": drawn.random.choice([None, drawn.dtype]),
+    }  # fmt: skip
+
+
+def apply_rotary_emb(padfree, drawn):
+    random, heads, dim, count = (
+        drawn.random,
+        drawn.random.randrange(1, 4),
+        2 * drawn.dim(),
+        drawn.random.randrange(1, 4),
+    )
+    lengths, packed, inplace = [drawn.length() for _ in range(count)], random.random() < 0.5, random.random() < 0.3
+    rows = sum(lengths) + random.randrange(3) if packed else drawn.length()
+    angles = drawn.numbers(rows + 5, random.randrange(1, dim // 2 + 1), dtype=torch.float32)
+    x = drawn.numbers(*((rows,) if packed else (count, rows)), heads, dim)
+    return padfree.rotary.apply_rotary_emb, {
+        "x": x.requires_grad_(not inplace and random.random() < 0.5),
+        "cos": angles.cos().to(drawn.dtype), "sin": angles.sin().to(drawn.dtype), "interleaved": random.random() < 0.5,
+        "inplace": inplace, "cu_seqlens": cu_seqlens(lengths) if packed else None,
+        "seqlen_offsets": random.choice([0, 3, torch.tensor([random.randrange(5) for _ in range(count)])]),
+        "max_seqlen": random.choice([None, rows + 1]),
+    }  # fmt: skip
+
+
+def apply_rotary_emb_qkv_(padfree, drawn):
+    random, heads, dim, length = drawn.random, drawn.random.randrange(1, 4), 2 * drawn.dim(), drawn.length()
+    angles, heads_kv = drawn.numbers(length + 5, dim // 2, dtype=torch.float32), random.choice([None, 1, 2])
+    shape = (3, heads) if heads_kv is None else (heads + 2 * heads_kv,)
+    return padfree.rotary.apply_rotary_emb_qkv_, {
+        "qkv": drawn.numbers(random.randrange(3), length, *shape, dim),
+        "cos": angles.cos().to(drawn.dtype), "sin": angles.sin().to(drawn.dtype), "interleaved": random.random() < 0.5,
+        "seqlen_offsets": random.randrange(5), "num_heads_q": None if heads_kv is None else heads,
+    }  # fmt: skip
+
+
+def unpad_input(padfree, drawn):
+    random, shape = drawn.random, (drawn.random.randrange(3), drawn.length())
+    mask = torch.rand(shape, generator=drawn.generator) < 0.6
+    return padfree.bert_padding.unpad_input, {
+        "hidden_states": drawn.numbers(*shape, *random.choice([(), (5,), (2, 3)])).requires_grad_(),
+        "attention_mask": mask.to(random.choice([torch.bool, torch.int64, torch.float32])),
+    }  # fmt: skip
+
+
+def pad_input(padfree, drawn):
+    batch, seqlen = drawn.random.randrange(1, 4), drawn.length()
+    indices = torch.randperm(batch * seqlen, generator=drawn.generator)[: drawn.random.randrange(batch * seqlen + 1)]
+    return padfree.bert_padding.pad_input, {
+        "hidden_states": drawn.numbers(len(indices), drawn.random.randrange(1, 9)).requires_grad_(),
+        "indices": indices.to(drawn.random.choice([torch.int32, torch.int64])), "batch": batch, "seqlen": seqlen,
+    }  # fmt: skip
+
+
 def _delta(padfree, drawn, name, gate_dims):
     call = soak_calls._delta(drawn)
     while call["g"].dim() != gate_dims:
@@ -230,7 +326,7 @@ def backward_too(result):
     """The gradient of whatever came out of a call that takes one."""
     for x in result if isinstance(result, tuple) else (result,):
         if isinstance(x, torch.Tensor) and x.requires_grad:
-            return x.sum().backward()
+            return (x.abs() if x.is_complex() else x).sum().backward()
     return None
 
 
@@ -239,4 +335,6 @@ CALLS = (
     flash_attn_varlen_kvpacked_func, chunk_gated_delta_rule, fused_recurrent_gated_delta_rule, chunk_kda,
     fused_recurrent_kda, causal_conv1d_fn, causal_conv1d_varlen_states, mamba_chunk_scan_combined,
     mamba_split_conv1d_scan_combined, selective_scan_fn, mamba_inner_fn, selective_state_update,
+    flash_attn_varlen_func_of_3, flash_attn_with_kvcache_of_3, flash_attn_combine, apply_rotary_emb,
+    apply_rotary_emb_qkv_, unpad_input, pad_input,
 )  # fmt: skip

@@ -301,6 +301,18 @@ INDEX_ERRORS = {
     ),
     "pad_batch": ("pad_input", (VALUES, torch.tensor([0, 5]), -2, 3), ValueError, "batch must be 0 or more, got -2"),
     "pad_seqlen": ("pad_input", (VALUES, torch.tensor([0, 5]), 2, 3.0), TypeError, "seqlen must be an int, got float"),
+    "pad_overflow": (
+        "pad_input",
+        (VALUES, torch.tensor([0, 5]), 2**62, 3),
+        ValueError,
+        f"batch * seqlen must be below 2**31, got {3 * 2**62}",
+    ),
+    "put_overflow": (
+        "index_put_first_axis",
+        (VALUES, torch.tensor([0, 1]), 2**31),
+        ValueError,
+        f"first_axis_dim must be below 2**31, got {2**31}",
+    ),
     "put_rows": (
         "index_put_first_axis",
         (VALUES, torch.tensor([0, 1]), None),

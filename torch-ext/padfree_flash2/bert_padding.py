@@ -110,12 +110,13 @@ def pad_input(hidden_states: torch.Tensor, indices: torch.Tensor, batch: int, se
 
     Raises:
         TypeError: as ``index_put_first_axis``; sizes that are no ints.
-        ValueError: as ``index_put_first_axis``; sizes below 0.
+        ValueError: as ``index_put_first_axis``; sizes below 0, or rows from 2**31 on.
 
     Source: flash-attn 2.8, ``pad_input``.
     """
     for name, size in (("batch", batch), ("seqlen", seqlen)):
         checks.require_int("pad_input", name, size, least=0)
+    _check_rows("pad_input", "batch * seqlen", batch * seqlen)
     return _placed("pad_input", "hidden_states", hidden_states, indices, batch * seqlen).unflatten(0, (batch, seqlen))
 
 
@@ -156,11 +157,13 @@ def index_put_first_axis(values: torch.Tensor, indices: torch.Tensor, first_axis
 
     Raises:
         TypeError: no tensor, indices that are no integers, tensors on two devices, a first_axis_dim that is no int.
-        ValueError: indices of another shape, out of range, or one of them twice; a first_axis_dim below 0.
+        ValueError: indices of another shape, out of range, or one of them twice; a first_axis_dim below 0 or from
+            2**31 on.
 
     Source: flash-attn 2.8, ``index_put_first_axis``.
     """
     checks.require_int("index_put_first_axis", "first_axis_dim", first_axis_dim, least=0)
+    _check_rows("index_put_first_axis", "first_axis_dim", first_axis_dim)
     return _placed("index_put_first_axis", "values", values, indices, first_axis_dim)
 
 
@@ -173,6 +176,11 @@ def index_first_axis_residual(input: torch.Tensor, indices: torch.Tensor) -> tup
     Source: flash-attn 2.8, ``index_first_axis_residual``.
     """
     return index_first_axis(input, indices), input
+
+
+def _check_rows(op: str, name: str, rows: int) -> None:
+    if rows >= 2**31:
+        raise ValueError(f"{op}: {name} must be below 2**31, got {rows}")
 
 
 def _placed(op: str, name: str, values: Any, indices: Any, rows: int) -> torch.Tensor:
