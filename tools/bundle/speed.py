@@ -26,28 +26,29 @@ class Run:
     """What a run of ``bundle bench`` wrote, or several."""
 
     results: list[Result]
-    peaks: dict[int, Peak]
+    peaks: dict[int, list[Peak]]  # a peak for each run on so many threads
     policy: str = ""
 
     def foot(self) -> str:
-        """What the machine could do meanwhile."""
+        """What the machine could do meanwhile, from the least of the runs to the most."""
         return "Meanwhile the machine did " + "; ".join(
-            f"{peak.gflops:.0f} GFLOP/s of fused multiply-adds and {peak.read_gbs:.1f} GB/s of reading on "
-            f"{threads_in_words(threads)}"
-            for threads, peak in self.peaks.items()
+            f"{_range([peak.gflops for peak in peaks], 0)} GFLOP/s of fused multiply-adds and "
+            f"{_range([peak.read_gbs for peak in peaks], 1)} GB/s of reading on {threads_in_words(threads)}"
+            for threads, peaks in self.peaks.items()
         )
 
 
 def read(files: Sequence[Path]) -> Run:
     """What the files hold; of what is in several, that of the last. CheckError where one holds no results."""
     found: dict[tuple[str, int], Result] = {}
-    peaks: dict[int, Peak] = {}
+    peaks: dict[int, list[Peak]] = {}
     policy = ""
     for file in files:
         try:
             written = json.loads(file.read_text(encoding="utf-8"))
             results = [Result(**fields) for fields in written["results"]]
-            peaks |= {int(threads): Peak(**fields) for threads, fields in written["peaks"].items()}
+            for threads, fields in written["peaks"].items():
+                peaks.setdefault(int(threads), []).append(Peak(**fields))
             policy = written["policy"]
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckError(f"--speed must name files of `bench --json`, got {file} ({error})") from error
@@ -83,6 +84,11 @@ def _reached(results: Sequence[Result], more: bool) -> str:
     shares = {"peak": mean(results, lambda one: one.of_peak), "reading": mean(results, lambda one: one.of_read)}
     bound = max(shares, key=lambda name: shares[name])
     return ", ".join([times, *duration, f"{shares[bound]:.0%} of {bound}"])
+
+
+def _range(numbers: Sequence[float], digits: int) -> str:
+    ends = dict.fromkeys(f"{number:.{digits}f}" for number in (min(numbers), max(numbers)))
+    return " to ".join(ends)
 
 
 def _milliseconds(seconds: float) -> str:

@@ -66,7 +66,8 @@ def test_the_last_file_counts_and_what_is_missing_is_named(tmp_path: Path) -> No
     second = file_of(tmp_path / "second.json", result(CASES, 1, 4.0))
     run = speed.read([first, second])
     assert [(one.threads, one.ratio) for one in run.results] == [(1, 4.0), (2, 3.0)]
-    assert (run.policy, run.peaks) == ("As ever.", PEAKS)
+    assert run.policy == "As ever."
+    assert run.peaks == {threads: [peak, peak] for threads, peak in PEAKS.items()}
     absent = speed.absent((*README, *README), run.results)
     assert f"{README[0][1]} x1" in absent
     assert len(absent) == 2 * (len(README) - 1)
@@ -101,6 +102,13 @@ def test_writes_the_tables_that_were_timed_and_nothing_else(tmp_path: Path) -> N
     )
     assert texts[1][2:] == [*heads, row, "", foot, "<!-- end speed -->", "b"]
     assert {len(text) for text in texts[2:]} == {5}
+
+
+def test_the_foot_says_how_far_the_runs_lie_apart() -> None:
+    run = speed.Run([], {1: [Peak(102.2, 15.04, 1.0), Peak(100.8, 15.0, 2.0), Peak(101.0, 15.02, 3.0)]})
+    assert run.foot() == (
+        "Meanwhile the machine did 101 to 102 GFLOP/s of fused multiply-adds and 15.0 GB/s of reading on 1 thread"
+    )
 
 
 def test_every_document_has_the_place() -> None:
