@@ -112,19 +112,19 @@ inline void advance_states(const Strip& strip, int64_t n, int lane, Lines ahead)
       }
       decays<kBounded>(a, s.exp2);
       for (int j = 0; j < kSide * kVectors; ++j) {
-        const int state = i + j / kVectors, v = j % kVectors, at = row + v * kWidth;
-        Vec& ht = h[state][v];
-        ht = fma(a[j], ht, load(w + at) * projection<kConstantB>(B, n + state, lane + v * kWidth));
-        sum[v] = fma(ht, projection<kConstantC>(C, n + state, lane + v * kWidth), sum[v]);
+        const int one = i + j / kVectors, v = j % kVectors, at = row + v * kWidth;
+        Vec& ht = h[one][v];
+        ht = fma(a[j], ht, load(w + at) * projection<kConstantB>(B, n + one, lane + v * kWidth));
+        sum[v] = fma(ht, projection<kConstantC>(C, n + one, lane + v * kWidth), sum[v]);
         if constexpr (kKeep) {
-          store(decay + state * kDecayRow + at, a[j]);
-          store(kept + state * kKeptRow + kLanes + at, ht);
+          store(decay + one * kDecayRow + at, a[j]);
+          store(kept + one * kKeptRow + kLanes + at, ht);
         }
       }
     }
     for (int v = 0; v < kVectors; ++v) store(y + row + v * kWidth, sum[v]);
     __builtin_prefetch(line);
-    line += t % 4 == 3 ? ahead.stride_of_four - 3 * ahead.stride : ahead.stride;
+    line = ahead.after(line, t);
   }
   for (int i = 0; i < kStates; ++i) {
     for (int v = 0; v < kVectors; ++v) store(state + i * kLanes + v * kWidth, h[i][v]);

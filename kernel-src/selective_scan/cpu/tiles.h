@@ -106,7 +106,11 @@ void store_tile(const View& view, const Place& at, const float* tile) {
 struct Lines {
   const char* first = nullptr;
   int64_t stride = 0, stride_of_four = 0;
-  const char* operator[](int i) const { return first + i / 4 * stride_of_four + i % 4 * stride; }
+
+  // The line behind number i, which is `line`.
+  const char* after(const char* line, int i) const {
+    return line + (i % 4 == 3 ? stride_of_four - 3 * stride : stride);
+  }
 };
 
 inline Lines lines_of(const View& view, const Place& at) {
