@@ -15,6 +15,7 @@ namespace {
 
 typedef float Float4 __attribute__((vector_size(16)));
 typedef int32_t Int4 __attribute__((vector_size(16)));
+typedef uint32_t Bits4 __attribute__((vector_size(16)));
 
 struct Vec {
   static constexpr int kLanes = 4;
@@ -79,8 +80,9 @@ inline Vec select(Mask mask, Vec a, Vec b) {
   return {mask.v ? a.v : b.v};
 }
 inline Vec scale_exponent(Vec p, Vec n) {
-  const Int4 shift = __builtin_convertvector(n.v, Int4) << 23;
-  return {(Float4)((Int4)p.v + shift)};
+  // Unsigned, which may wrap: a caller's wrong numbers reach this with any exponent.
+  const Bits4 shift = (Bits4) __builtin_convertvector(n.v, Int4) << 23;
+  return {(Float4)((Bits4)p.v + shift)};
 }
 
 inline float sum(Vec a) {
