@@ -122,12 +122,8 @@ def flash_attn_combine(padfree, drawn):
 
 
 def apply_rotary_emb(padfree, drawn):
-    random, heads, dim, count = (
-        drawn.random,
-        drawn.random.randrange(1, 4),
-        2 * drawn.dim(),
-        drawn.random.randrange(1, 4),
-    )
+    random, dim = drawn.random, 2 * drawn.dim()
+    heads, count = (random.randrange(1, 4) for _ in range(2))
     lengths, packed, inplace = [drawn.length() for _ in range(count)], random.random() < 0.5, random.random() < 0.3
     rows = sum(lengths) + random.randrange(3) if packed else drawn.length()
     angles = drawn.numbers(rows + 5, random.randrange(1, dim // 2 + 1), dtype=torch.float32)

@@ -39,11 +39,21 @@ inline Vec exp2_nonpositive(Vec x) {
   return scale_exponent(exp2_fraction(clamped - n), n);
 }
 
-// 2^x for |x| <= 126, which the caller has made sure of: three instructions fewer than exp2, the same bits.
-// NaN stays NaN.
-inline Vec exp2_bounded(Vec x) {
-  const Vec n = round_nearest(x);
-  return scale_exponent(exp2_fraction(x - n), n);
+// x becomes 2^x where |x| <= 126, which the caller has made sure of: three instructions fewer than exp2, the
+// same bits. NaN stays NaN. All vectors take a step before any takes the next: a core that shares its window
+// with another thread overlaps too little of one after the other. `terms` is kExp2 in memory, each as a
+// vector, for callers that need the registers.
+template <int kCount>
+inline void exp2_bounded(Vec (&x)[kCount], const float* terms) {
+  Vec n[kCount], p[kCount];
+  for (int i = 0; i < kCount; ++i) n[i] = round_nearest(x[i]);
+  for (int i = 0; i < kCount; ++i) x[i] = x[i] - n[i];
+  for (int i = 0; i < kCount; ++i) p[i] = load(terms);
+#pragma GCC unroll 8
+  for (int term = 1; term < kExp2Terms; ++term) {
+    for (int i = 0; i < kCount; ++i) p[i] = fma(p[i], x[i], load(terms + term * Vec::kLanes));
+  }
+  for (int i = 0; i < kCount; ++i) x[i] = scale_exponent(p[i], n[i]);
 }
 
 // e^x. The product with log2(e) is rounded, so the relative error grows as |x| * 2^-24: below 1e-6 for |x|

@@ -62,26 +62,6 @@ inline Vec projection(const float* row, int64_t n, int lane) {
   return kConstant ? load(row + n * kLanes + lane) : splat(row[n]);
 }
 
-// 2^x of vectors side by side, step after step of all of them: a core that shares its window with another
-// thread overlaps too little of one after the other. The terms come from memory, since the states need the
-// registers.
-template <bool kBounded, int kCount>
-inline void decays(Vec (&x)[kCount], const float* terms) {
-  if constexpr (!kBounded) {
-    for (Vec& each : x) each = exp2(each);
-    return;
-  }
-  Vec n[kCount], p[kCount];
-  for (int i = 0; i < kCount; ++i) n[i] = round_nearest(x[i]);
-  for (int i = 0; i < kCount; ++i) x[i] = x[i] - n[i];
-  for (int i = 0; i < kCount; ++i) p[i] = load(terms);
-#pragma GCC unroll 8
-  for (int term = 1; term < kExp2Terms; ++term) {
-    for (int i = 0; i < kCount; ++i) p[i] = fma(p[i], x[i], load(terms + term * Vec::kLanes));
-  }
-  for (int i = 0; i < kCount; ++i) x[i] = scale_exponent(p[i], n[i]);
-}
-
 template <bool kBounded, bool kConstantB, bool kConstantC, bool kKeep, int kStates>
 inline void advance_states(const Strip& strip, int64_t n, int lane, Lines ahead) {
   constexpr int kWidth = Vec::kLanes;
@@ -110,7 +90,10 @@ inline void advance_states(const Strip& strip, int64_t n, int lane, Lines ahead)
       for (int j = 0; j < kSide * kVectors; ++j) {
         a[j] = step[j % kVectors] * load(A2 + (i + j / kVectors) * kLanes + j % kVectors * kWidth);
       }
-      decays<kBounded>(a, s.exp2);
+      if constexpr (kBounded)
+        exp2_bounded(a, s.exp2);
+      else
+        for (Vec& x : a) x = exp2(x);
       for (int j = 0; j < kSide * kVectors; ++j) {
         const int one = i + j / kVectors, v = j % kVectors, at = row + v * kWidth;
         Vec& ht = h[one][v];
